@@ -91,6 +91,5 @@ pub fn of_hugging_face(file: WeightFile) -> Result<WeightFile, LazyError> {
         (r"\.output\.dense\.", ".pwff.linear_outer."),
         (r"\.output\.LayerNorm\.", ".norm_2."),
     ];
-    let renamed = names.into_iter().try_fold(file, |file, (from, to)| file.with_key_remapping(from, to))?;
-    Ok(renamed.with_pytorch_adapter())
+    Ok(file.with_key_remappings(&names)?.with_pytorch_adapter())
 }

@@ -20,6 +20,9 @@ struct Args {
     /// The dtype of float tensors with two or more axes. Default: that of the source.
     #[arg(long, value_enum)]
     dtype: Option<Stored>,
+    /// Writes only the tensors under this key, such as state_dict, and without it: not those of the state of an optimizer, for example.
+    #[arg(long)]
+    key: Option<String>,
     /// Renames tensors: replaces matches of the regular expression FROM by TO, which may refer to groups as $1. Can be repeated.
     #[arg(long, num_args = 2, value_names = ["FROM", "TO"])]
     rename: Vec<String>,
@@ -47,6 +50,10 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let file = WeightFile::open(&args.source)?;
+    let file = match &args.key {
+        Some(key) => file.with_key(key)?,
+        None => file,
+    };
     let file = args.rename.chunks_exact(2).try_fold(file, |file, rename| {
         let [from, to] = rename else { unreachable!("clap takes two values") };
         file.with_key_remapping(from, to)

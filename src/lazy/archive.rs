@@ -6,6 +6,7 @@ use super::LazyError;
 use super::source::{OpenFile, Span};
 use burn::tensor::DType;
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,23 +15,46 @@ use zip::{CompressionMethod, ZipArchive, ZipReadOptions};
 /// The largest pickle that is read, the limit of burn-store, too.
 const PICKLE_BYTES: u64 = 100 << 20;
 
-/// The contiguous tensors of an archive whose bytes lie in the file as they are, by name.
-pub(super) fn places(file: &Arc<OpenFile>) -> Result<HashMap<String, Placed>, LazyError> {
+/// The longest paths of all tensors together. A dictionary that is nested very deeply would have paths far longer than its pickle.
+const PATH_BYTES: usize = 1 << 26;
+
+/// The tensors of an archive, by name, as far as this file understands it.
+#[derive(Default)]
+pub(super) struct Archive {
+    /// The contiguous ones whose bytes lie in the file as they are.
+    pub placed: HashMap<String, Placed>,
+    /// The others, and why they are not among these.
+    pub others: HashMap<String, String>,
+}
+
+type Zip = ZipArchive<BufReader<File>>;
+
+fn zip(file: &OpenFile) -> Result<Zip, LazyError> {
+    let reader = file.reader().map_err(|error| file.malformed(error))?;
+    ZipArchive::new(BufReader::new(reader)).map_err(|error| file.malformed(error))
+}
+
+/// Whether `torch.jit.save` wrote it: it has code beside the tensors.
+pub(super) fn is_torch_script(file: &OpenFile) -> bool {
+    zip(file).is_ok_and(|archive| archive.file_names().flatten().any(|name| name.ends_with("/constants.pkl")))
+}
+
+pub(super) fn open(file: &Arc<OpenFile>) -> Result<Archive, LazyError> {
     let malformed = |error: &dyn ToString| file.malformed(error.to_string());
-    let reader = file.reader().map_err(|error| malformed(&error))?;
-    let mut archive = ZipArchive::new(BufReader::new(reader)).map_err(|error| malformed(&error))?;
+    let mut archive = zip(file)?;
     let names = archive.file_names().collect::<Result<Vec<_>, _>>().map_err(|error| malformed(&error))?;
     let roots = names.iter().filter_map(|name| name.strip_suffix("data.pkl"));
     let root = roots.filter(|root| root.is_empty() || root.ends_with('/')).min_by_key(|root| root.len());
-    let Some(root) = root.map(str::to_owned) else { return Ok(HashMap::new()) };
+    let Some(root) = root.map(str::to_owned) else { return Ok(Archive::default()) };
 
     let mut pickle = vec![];
-    // burn-store, which opens the archive first, has compared the checksum, if there is one.
-    let options = ZipReadOptions::new().ignore_crc32(true);
     let index = archive.index_for_name(&format!("{root}data.pkl")).ok_or_else(|| malformed(&"no pickle"))?;
+    // Some writers leave the checksum out.
+    let unchecked = archive.by_index_raw(index).map_err(|error| malformed(&error))?.crc32() == 0;
+    let options = ZipReadOptions::new().ignore_crc32(unchecked);
     let entry = archive.by_index_with_options(index, options).map_err(|error| malformed(&error))?;
     entry.take(PICKLE_BYTES).read_to_end(&mut pickle).map_err(|error| malformed(&error))?;
-    let Some(views) = views(&pickle) else { return Ok(HashMap::new()) };
+    let Some(Views { views, others }) = views(&pickle) else { return Ok(Archive::default()) };
 
     let mut storages: HashMap<&str, Option<Range<u64>>> = HashMap::new();
     let mut placed = HashMap::new();
@@ -55,7 +79,7 @@ pub(super) fn places(file: &Arc<OpenFile>) -> Result<HashMap<String, Placed>, La
     ranges.sort_by_key(|range| (range.start, range.end));
     match ranges.windows(2).any(|pair| pair[1].start < pair[0].end) {
         true => Err(file.malformed("entries of the archive overlap")),
-        false => Ok(placed),
+        false => Ok(Archive { placed, others }),
     }
 }
 
@@ -67,11 +91,7 @@ pub(super) struct Placed {
 }
 
 /// Where an entry lies in the file; `None` if its bytes are not there as they are.
-fn storage(
-    archive: &mut ZipArchive<impl Read + std::io::Seek>,
-    name: &str,
-    file: &OpenFile,
-) -> Result<Option<Range<u64>>, LazyError> {
+fn storage(archive: &mut Zip, name: &str, file: &OpenFile) -> Result<Option<Range<u64>>, LazyError> {
     let malformed = |reason: &dyn ToString| file.malformed(format!("entry {name}: {}", reason.to_string()));
     let index = archive.index_for_name(name).ok_or_else(|| malformed(&"not in the archive"))?;
     // Reads the local header, too.
@@ -110,35 +130,66 @@ enum Value<'a> {
     Dict(usize),
     Storage(&'a str, DType),
     Tensor(usize),
+    /// A tensor that this function makes, by module and name, of what is not known here.
+    Unknown(&'a str, &'a str),
+    List,
     /// What has no part in a tensor.
     Other,
 }
 
-/// The contiguous tensors of a pickle as `torch.save` writes it, by their paths through its dictionaries. `None` if it has anything else.
-fn views(pickle: &[u8]) -> Option<HashMap<String, View<'_>>> {
+/// The tensors of a pickle, by their paths through its dictionaries.
+#[derive(Debug, PartialEq)]
+struct Views<'a> {
+    /// The contiguous ones.
+    views: HashMap<String, View<'a>>,
+    /// The others, and what they are.
+    others: HashMap<String, String>,
+}
+
+/// The tensors of a pickle as `torch.save` writes it. `None` if there is an instruction in it that is not known here.
+fn views(pickle: &[u8]) -> Option<Views<'_>> {
     let mut machine = Machine { rest: pickle, ..Machine::default() };
     let Value::Dict(root) = machine.run()? else { return None };
-    let (mut found, mut twice) = (HashMap::new(), HashSet::new());
+    let (mut found, mut others) = (HashMap::new(), HashMap::new());
+    // Paths that have a value already, and those of lists, below which burn-store may find other tensors.
+    let (mut paths, mut twice, mut lists) = (HashSet::new(), HashSet::new(), HashSet::new());
     // Every dictionary once: a pickle may refer to one again and again.
     let (mut seen, mut next) = (HashSet::from([root]), vec![(String::new(), root)]);
-    while let Some((path, dict)) = next.pop() {
+    let mut left = PATH_BYTES;
+    while let Some((above, dict)) = next.pop() {
         for &(key, value) in &machine.dicts[dict] {
-            let path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+            let path = if above.is_empty() { key.to_owned() } else { format!("{above}.{key}") };
+            left = left.checked_sub(path.len())?;
+            if !paths.insert(path.clone()) {
+                twice.insert(path.clone());
+            }
             match value {
                 Value::Dict(dict) if seen.insert(dict) => next.push((path, dict)),
-                Value::Tensor(tensor) => {
-                    if let Some(view) = &machine.tensors[tensor]
-                        && found.insert(path.clone(), view.clone()).is_some()
-                    {
-                        twice.insert(path);
-                    }
+                Value::Tensor(tensor) => match &machine.tensors[tensor] {
+                    Some(view) => drop(found.insert(path, view.clone())),
+                    None => drop(others.insert(path, "its elements are not in row-major order".into())),
+                },
+                Value::Unknown(module, name) => {
+                    let reason = format!("it is of a kind that is not known here, made by {module}.{name}");
+                    others.insert(path, reason);
                 }
+                Value::List => drop(lists.insert(path)),
                 _ => (),
             }
         }
     }
-    found.retain(|path, _| !twice.contains(path));
-    Some(found)
+    let is_in_list = |path: &str| {
+        let mut above = path.match_indices('.').map(|(dot, _)| &path[..dot]);
+        !lists.is_empty()
+            && (above.by_ref().take(64).any(|path| lists.contains(path)) || above.next().is_some())
+    };
+    let is_one = |path: &str| !twice.contains(path) && !is_in_list(path);
+    let ambiguous: Vec<_> = found.keys().filter(|path: &&String| !is_one(path)).cloned().collect();
+    for path in ambiguous {
+        found.remove(&path);
+        others.insert(path, "there are two of this name".into());
+    }
+    Some(Views { views: found, others })
 }
 
 /// The stack machine of pickles (<https://docs.python.org/3/library/pickletools.html>), as far as state dictionaries need it.
@@ -250,7 +301,8 @@ impl<'a> Machine<'a> {
                     self.bytes(8)?;
                     Value::Other
                 }
-                b'N' | 0x88 | 0x89 | b']' => Value::Other,
+                b']' => Value::List,
+                b'N' | 0x88 | 0x89 => Value::Other,
                 b'c' => Value::Global(self.line()?, self.line()?),
                 b'}' => self.dict(),
                 b')' => self.tuple(vec![]),
@@ -288,11 +340,14 @@ impl<'a> Machine<'a> {
     /// A persistent identifier: `("storage", class, key, location, length)`.
     fn storage(&self, id: Value<'a>) -> Option<Value<'a>> {
         let Value::Tuple(id) = id else { return None };
-        let [Value::Text("storage"), Value::Global("torch", class), Value::Text(key), _, Value::Int(_)] =
-            self.tuples[id][..]
+        let &[Value::Text("storage"), Value::Global(module, class), Value::Text(key), _, Value::Int(_)] =
+            &self.tuples[id][..]
         else {
             return None;
         };
+        if module != "torch" {
+            return Some(Value::Other); // untyped
+        }
         let dtype = match class {
             "DoubleStorage" => DType::F64,
             "FloatStorage" => DType::F32,
@@ -324,6 +379,9 @@ impl<'a> Machine<'a> {
                 let view = is_contiguous(&shape, &strides).then_some(View { key, dtype, offset, shape });
                 self.tensors.push(view);
                 Some(Value::Tensor(self.tensors.len() - 1))
+            }
+            (Value::Global(module, name), _) if name.starts_with("_rebuild") => {
+                Some(Value::Unknown(module, name))
             }
             _ => Some(Value::Other),
         }

@@ -34,19 +34,22 @@ pub enum LazyError {
         reason: String,
     },
     /// The file has no tensor for a parameter of the module.
-    #[error("{}: no tensor for the parameter {parameter}{}", file.display(), similar(similar_names))]
+    #[error("{}: no tensor for the parameter {parameter}{}{}", file.display(), similar(similar_names), and(others))]
     Missing {
         /// The file.
         file: PathBuf,
         /// Path of the parameter.
         parameter: String,
-        /// Names in the file with the same ending.
+        /// Similar names in the file, the most similar one first.
         similar_names: Vec<String>,
+        /// Paths of other parameters that it has no tensor for.
+        others: Vec<String>,
     },
     /// The tensor of a parameter has another shape.
     #[error(
-        "{}: tensor {tensor} has the shape {found:?}, the parameter {parameter} has {expected:?}",
-        file.display()
+        "{}: tensor {tensor} has the shape {found:?}, the parameter {parameter} has {expected:?}{}",
+        file.display(),
+        transposed(expected, found)
     )]
     Shape {
         /// The file.
@@ -106,6 +109,30 @@ pub enum LazyError {
         /// What is wrong.
         reason: String,
     },
+}
+
+/// What to do about a matrix as PyTorch stores it.
+fn transposed(expected: &[usize], found: &[usize]) -> &'static str {
+    match (expected, found) {
+        (&[rows, columns], &[of_columns, of_rows]) if (rows, columns) == (of_rows, of_columns) => {
+            ", transposed; see WeightFile::with_pytorch_adapter"
+        }
+        _ => "",
+    }
+}
+
+/// Names of others.
+fn and(others: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match others {
+        [] => String::new(),
+        [..] if others.len() <= SHOWN => format!(", nor for {}", others.join(", ")),
+        [shown @ .., _] => {
+            let shown = &shown[..SHOWN];
+            let rest = others.len() - shown.len();
+            format!(", nor for {} and {rest} others; WeightFile::check lists all", shown.join(", "))
+        }
+    }
 }
 
 fn similar(names: &[String]) -> String {

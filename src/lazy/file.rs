@@ -1,11 +1,13 @@
 //! [`WeightFile`]: an open file of weights, with the names, shapes and places of its tensors. Tensors are read on demand.
-use super::format;
+use super::format::{self, Tensors, Unreadable};
+use super::names::{self, Replacement};
 use super::source::{Entry, OpenFile};
 use super::{LazyError, RowOrders};
 use crate::burn_next::{handed, packed};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
-use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
+use burn_store::{ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -61,7 +63,9 @@ pub enum ReadMode {
 #[derive(Clone)]
 pub struct WeightFile {
     path: PathBuf,
-    tensors: Arc<format::Tensors>,
+    tensors: Arc<Tensors>,
+    /// Names without the prefixes of wrappers, to those in the file.
+    plain_names: Arc<BTreeMap<String, String>>,
     mode: ReadMode,
     adapter: Option<Adapter>,
 }
@@ -146,8 +150,14 @@ impl WeightFile {
     }
 
     fn open_by(path: &Path, mode: ReadMode, opener: format::Opener<'_>) -> Result<Self, LazyError> {
-        let tensors = Arc::new(format::open(path, opener)?);
-        Ok(Self { path: path.to_path_buf(), tensors, mode, adapter: None })
+        let tensors = format::open(path, opener)?;
+        let (path, plain_names) = (path.to_path_buf(), Arc::default());
+        Ok(Self { path, tensors: Arc::default(), plain_names, mode, adapter: None }.with_tensors(tensors))
+    }
+
+    pub(super) fn with_tensors(self, tensors: Tensors) -> Self {
+        let plain_names = names::without_wrappers(tensors.names());
+        Self { tensors: Arc::new(tensors), plain_names: Arc::new(plain_names), ..self }
     }
 
     /// How tensors are read, as chosen when the file was opened.
@@ -155,25 +165,62 @@ impl WeightFile {
         self.mode
     }
 
-    /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer to groups as
-    /// `$1`.
+    /// The tensors whose names begin with `key` and a dot, without these: what a trainer saved beside its own state under a key such as
+    /// `state_dict` or `model`, or one part of a model.
     ///
     /// # Errors
     ///
-    /// Returns an error if the expression is malformed, or if two tensors would have the same name.
+    /// Returns an error if there is no such tensor.
+    pub fn with_key(self, key: &str) -> Result<Self, LazyError> {
+        let within = |name: &str| Some(name.strip_prefix(key)?.strip_prefix('.')?.to_owned());
+        let tensors = self.tensors.renamed(within).unwrap_or_default(); // different names have different rests
+        if tensors.names().next().is_some() {
+            return Ok(self.with_tensors(tensors));
+        }
+        let keys: BTreeSet<_> =
+            self.tensors.names().filter_map(|name| name.split('.').next()).take(64).collect();
+        let keys = keys.into_iter().collect::<Vec<_>>().join(", ");
+        let reason = format!("no tensors under the key {key}; it has the keys {keys}");
+        Err(LazyError::Malformed { file: self.path, reason })
+    }
+
+    /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer to groups as
+    /// `$1` (or `${1}`, before a letter, a digit or a `_`).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the expression is malformed or matches no name, if `to` refers to a group that the expression does not have, or
+    /// if two tensors would have the same name.
     pub fn with_key_remapping(self, from: &str, to: &str) -> Result<Self, LazyError> {
-        let error = |reason: String| LazyError::Pattern { pattern: from.into(), reason };
-        let remapper = KeyRemapper::new().add_pattern(from, to).map_err(|regex| error(regex.to_string()))?;
-        // Only names change: the entries keep those of the file, for messages.
-        let tensors = self.tensors.iter().map(|(name, entry)| handed(renamed(&entry.tensor, name))).collect();
-        let entries = self.tensors.values().cloned();
-        let (tensors, _) = remapper.remap(tensors);
-        let count = self.tensors.len();
-        let tensors: format::Tensors =
-            tensors.into_iter().map(|tensor| packed(tensor).name).zip(entries).collect();
-        match tensors.len() == count {
-            true => Ok(Self { tensors: Arc::new(tensors), ..self }),
-            false => Err(error(format!("{} tensors would have the names of others", count - tensors.len()))),
+        self.with_key_remappings(&[(from, to)])
+    }
+
+    /// Renames the tensors by a table, as [`with_key_remapping`](Self::with_key_remapping) does by each of its rows, one after the other.
+    /// Rows may match nothing: the table may be for a family of models, not each of which has all tensors.
+    ///
+    /// # Errors
+    ///
+    /// Those of `with_key_remapping`. That the expression matches no name is an error only if none of the table does.
+    pub fn with_key_remappings(self, table: &[(&str, &str)]) -> Result<Self, LazyError> {
+        let mut tensors = (*self.tensors).clone();
+        let mut none = None;
+        let mut matched = table.is_empty();
+        for (from, to) in table {
+            let replacement = Replacement::new(from, to)?;
+            if !tensors.names().any(|name| replacement.apply(name).is_some()) {
+                none.get_or_insert_with(|| replacement.matches_none(tensors.names()));
+                continue;
+            }
+            matched = true;
+            let renamed =
+                tensors.renamed(|name| Some(replacement.apply(name).unwrap_or_else(|| name.into())));
+            tensors = renamed.map_err(|[first, second, name]| {
+                replacement.error(format!("{first} and {second} would both be called {name}"))
+            })?;
+        }
+        match none {
+            Some(none) if !matched => Err(none),
+            _ => Ok(self.with_tensors(tensors)),
         }
     }
 
@@ -205,9 +252,9 @@ impl WeightFile {
         &self.path
     }
 
-    /// All tensors, by name.
+    /// All tensors that can be read, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
-        self.tensors.iter().map(|(name, Entry { tensor, .. })| TensorInfo {
+        self.tensors.entries.iter().map(|(name, Entry { tensor, .. })| TensorInfo {
             name,
             dtype: tensor.dtype,
             shape: &tensor.shape,
@@ -221,60 +268,80 @@ impl WeightFile {
     ///
     /// Returns an error if there is no tensor with this name, or if it cannot be read.
     pub fn read(&self, name: &str) -> Result<TensorData, LazyError> {
-        self.read_if_any(name)?.ok_or_else(|| self.missing(name.into()))
+        self.read_if_any(name)?.ok_or_else(|| self.missing(name, &[]))
     }
 
     /// The same; `None` if there is no tensor with this name.
     pub(crate) fn read_if_any(&self, name: &str) -> Result<Option<TensorData>, LazyError> {
-        self.tensors.get(name).map(|entry| entry.values(entry.tensor.dtype)).transpose()
+        let found = self.get(name)?;
+        found.map(|(_, entry)| entry.values(entry.tensor.dtype)).transpose()
+    }
+
+    /// The tensor with this name, or with this name in a wrapper, and its name in the file.
+    fn get(&self, name: &str) -> Result<Option<(&String, &Entry)>, LazyError> {
+        let Tensors { entries, unreadable, .. } = &*self.tensors;
+        for name in [Some(name), self.plain_names.get(name).map(String::as_str)].into_iter().flatten() {
+            if let Some(Unreadable { file, reason }) = unreadable.get(name) {
+                let (file, tensor, reason) = (file.clone(), name.into(), reason.clone());
+                return Err(LazyError::Tensor { file, tensor, reason });
+            }
+            if let Some(found) = entries.get_key_value(name) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// The tensor for a parameter, adapted to it, if there is one: under the first of these names in the file. `containers` are the types of
     /// the modules around the parameter.
-    pub(crate) fn find_for(&self, names: &[String], containers: &[String]) -> Option<FoundTensor> {
-        self.find(names, containers).map(|(name, entry)| FoundTensor { name, entry })
+    pub(crate) fn find_for(
+        &self,
+        names: &[String],
+        containers: &[String],
+    ) -> Result<Option<FoundTensor>, LazyError> {
+        let found = self.find(names, containers)?;
+        Ok(found.map(|(name, entry)| FoundTensor { name, entry }))
     }
 
     pub(super) fn has_adapter(&self) -> bool {
         self.adapter.is_some()
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
-        self.tensors.iter()
+    pub(super) fn contents(&self) -> &Tensors {
+        &self.tensors
     }
 
     /// Finds the tensor for a parameter: its name in the file, and its adapted entry. The first path that has a tensor counts.
-    pub(super) fn find(&self, paths: &[String], containers: &[String]) -> Option<(String, Entry)> {
+    pub(super) fn find(
+        &self,
+        paths: &[String],
+        containers: &[String],
+    ) -> Result<Option<(String, Entry)>, LazyError> {
         let context = ModuleContext::new(containers);
         for path in paths {
-            if let Some(entry) = self.tensors.get(path) {
-                return Some((path.clone(), self.adapt(entry, path, context)));
-            }
             let (module, parameter) = path.rsplit_once('.').unwrap_or(("", path));
             let alternative = self.adapter.as_ref().zip(context.module_type());
             let alternative = alternative
-                .and_then(|(Adapter { adapter, .. }, of)| adapter.get_alternative_param_name(parameter, of));
-            if let Some(parameter) = alternative {
-                let name = if module.is_empty() { parameter } else { format!("{module}.{parameter}") };
-                if let Some(entry) = self.tensors.get(&name) {
-                    let entry = self.adapt(entry, path, context);
-                    return Some((name, entry));
+                .and_then(|(Adapter { adapter, .. }, of)| adapter.get_alternative_param_name(parameter, of))
+                .map(|parameter| if module.is_empty() { parameter } else { format!("{module}.{parameter}") });
+            for name in [Some(path), alternative.as_ref()].into_iter().flatten() {
+                if let Some((name, entry)) = self.get(name)? {
+                    return Ok(Some((name.clone(), self.adapt(entry, path, context))));
                 }
             }
         }
-        None
+        Ok(None)
     }
 
-    /// The error that there is no tensor for a parameter.
-    pub(super) fn missing(&self, parameter: String) -> LazyError {
-        let mut parts = parameter.rsplitn(3, '.');
-        let end = match (parts.next(), parts.next()) {
-            (Some(name), Some(module)) => format!("{module}.{name}"),
-            _ => parameter.clone(),
-        };
-        let similar_names =
-            self.tensors.keys().filter(|name| name.ends_with(&end)).take(3).cloned().collect();
-        LazyError::Missing { file: self.path.clone(), parameter, similar_names }
+    /// The error that there is no tensor for a parameter, and for others.
+    pub(super) fn missing(&self, parameter: &str, others: &[String]) -> LazyError {
+        let similar_names = self.similar_names(parameter);
+        let (parameter, others) = (parameter.into(), others.to_vec());
+        LazyError::Missing { file: self.path.clone(), parameter, similar_names, others }
+    }
+
+    pub(super) fn similar_names(&self, parameter: &str) -> Vec<String> {
+        names::similar(parameter, self.tensors.names())
     }
 
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
@@ -318,17 +385,18 @@ impl FoundTensor {
         &self.name
     }
 
-    /// Its shape as that of the parameter.
-    pub fn shape(&self) -> Shape {
-        self.entry.shape()
-    }
-
     /// Its values, which are floats.
     pub fn read(&self, dtype: DType) -> Result<TensorData, LazyError> {
         match self.entry.float() {
             Some(_) => self.entry.values(dtype),
             None => Err(self.entry.error(format!("it is {:?}, no float", self.entry.tensor.dtype))),
         }
+    }
+
+    /// The same in its dtype and layout in the file.
+    pub fn read_as_stored(&self) -> Result<TensorData, LazyError> {
+        let entry = Entry { transposed: false, ..self.entry.clone() };
+        Self { name: self.name.clone(), entry }.read(self.entry.tensor.dtype)
     }
 }
 
@@ -340,6 +408,6 @@ fn renamed(tensor: &burn_pack::Tensor, name: &str) -> burn_pack::Tensor {
 
 impl fmt::Debug for WeightFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WeightFile({}, {} tensors)", self.path.display(), self.tensors.len())
+        write!(f, "WeightFile({}, {} tensors)", self.path.display(), self.tensors().len())
     }
 }

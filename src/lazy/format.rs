@@ -1,9 +1,11 @@
 //! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
+use super::archive::{self, Archive, Placed};
 use super::source::{Entry, OpenFile, Span};
-use super::{LazyError, archive, quantized};
+use super::{LazyError, quantized};
 use crate::burn_next::{StoreTensor, packed};
 use burn::tensor::{BoolStore, DType, Shape};
 use burn_store::bridge::data_len;
+use burn_store::pytorch::{PickleError, PytorchError, PytorchStoreError};
 use burn_store::{ModuleStore, PytorchStore, burn_pack};
 use safetensors::{Dtype, tensor::Metadata};
 use serde::Deserialize;
@@ -19,7 +21,59 @@ const INDEX_BYTES: u64 = 1 << 28;
 /// Bytes of the length in front of a safetensors header.
 const LENGTH: u64 = size_of::<u64>() as u64;
 
-pub(super) type Tensors = BTreeMap<String, Entry>;
+/// The tensors of a file, by name.
+#[derive(Clone, Default)]
+pub(super) struct Tensors {
+    pub entries: BTreeMap<String, Entry>,
+    /// Those that cannot be read, and the errors that say why.
+    pub unreadable: BTreeMap<String, Unreadable>,
+    /// Whether PyTorch wrote them, so that the matrices of linear layers are transposed.
+    pub of_pytorch: bool,
+}
+
+/// Why a tensor cannot be read.
+#[derive(Clone)]
+pub(super) struct Unreadable {
+    pub file: PathBuf,
+    pub reason: String,
+}
+
+impl Tensors {
+    pub fn names(&self) -> impl Iterator<Item = &String> + Clone {
+        self.entries.keys().chain(self.unreadable.keys())
+    }
+
+    /// The file that has a tensor of this name.
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        let entry = self.entries.get(name).map(|entry| &entry.file);
+        entry.or_else(|| self.unreadable.get(name).map(|tensor| &tensor.file)).map(PathBuf::as_path)
+    }
+
+    /// The tensors under other names; those that have none are left out. Returns the first clash: the names of two, and what both would be
+    /// called. Entries keep the name that they have in the file, for messages.
+    pub fn renamed(&self, to: impl Fn(&str) -> Option<String>) -> Result<Self, [String; 3]> {
+        let mut renamed = Self { of_pytorch: self.of_pytorch, ..Self::default() };
+        let mut former: BTreeMap<String, &String> = BTreeMap::new();
+        for name in self.names() {
+            let Some(new) = to(name) else { continue };
+            if let Some(other) = former.insert(new.clone(), name) {
+                return Err([other.clone(), name.clone(), new]);
+            }
+            match self.entries.get(name) {
+                Some(entry) => drop(renamed.entries.insert(new, entry.clone())),
+                None => drop(renamed.unreadable.insert(new, self.unreadable[name].clone())),
+            }
+        }
+        Ok(renamed)
+    }
+
+    /// Moves a tensor to `to`; false if there is none.
+    fn give(&mut self, name: &str, to: &mut Self) -> bool {
+        let entry = self.entries.remove(name).map(|entry| to.entries.insert(name.into(), entry));
+        let other = self.unreadable.remove(name).map(|tensor| to.unreadable.insert(name.into(), tensor));
+        entry.is_some() || other.is_some()
+    }
+}
 
 /// How files are opened: mapped or not.
 pub(super) type Opener<'a> = &'a dyn Fn(PathBuf) -> Result<OpenFile, LazyError>;
@@ -48,39 +102,66 @@ fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     }
 }
 
+/// The names that a model has in a directory of Hugging Face, in the order in which `transformers` and `diffusers` look for them.
+const USUAL: [&str; 6] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+/// What trainers write beside a model.
+const NO_MODELS: [&str; 6] =
+    ["training_args", "optimizer", "scheduler", "scaler", "rng_state", "adapter_model"];
+
+/// The model in a directory: under its usual name, or the only index, or all safetensors, or the only file of another format.
 fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError> {
     let error = |source| LazyError::Io { file: path.to_path_buf(), source };
     let files = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(error)?;
-    let mut names: Vec<PathBuf> = files.into_iter().map(|file| file.path()).collect();
+    let mut names: Vec<String> =
+        files.into_iter().map(|file| file.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    let ending = |ending: &str| -> Vec<&PathBuf> {
-        names.iter().filter(|name| name.to_string_lossy().ends_with(ending)).collect()
-    };
-    if let [index] = ending(".index.json")[..] {
-        return open(index, opener);
+    if let Some(usual) = USUAL.into_iter().find(|usual| names.iter().any(|name| name == usual)) {
+        return open(&path.join(usual), opener);
     }
-    for kind in [".safetensors", ".bpk", ".bin", ".pt", ".pth"] {
-        match ending(kind)[..] {
+    let is_model = |name: &&String| !NO_MODELS.iter().any(|other| name.starts_with(other));
+    let ending = |ending: &str| -> Vec<&String> {
+        names.iter().filter(|name| name.ends_with(ending)).filter(is_model).collect()
+    };
+    let ambiguous = |found: &[&String]| {
+        let found = found.iter().map(|name| &name[..]).collect::<Vec<_>>().join(", ");
+        let reason = format!("a directory with several files that could be meant, open one of them: {found}");
+        LazyError::Malformed { file: path.to_path_buf(), reason }
+    };
+    for kind in [".index.json", ".safetensors", ".bpk", ".bin", ".pt", ".pth"] {
+        let found = ending(kind);
+        match found[..] {
             [] => continue,
-            [file] => return open(file, opener),
-            _ if kind != ".safetensors" => break,
+            [file] => return open(&path.join(file), opener),
+            _ if kind != ".safetensors" => return Err(ambiguous(&found)),
             _ => (),
         }
-        let mut tensors = Tensors::new();
-        for file in ending(kind) {
-            for (name, entry) in open(file, opener)? {
-                if let Some(other) = tensors.get(&name) {
-                    let reason = format!("tensor {name} is in {}, too", other.file.display());
-                    return Err(LazyError::Malformed { file: file.clone(), reason });
+        // Shards without an index; or several models, which have tensors of the same names.
+        let mut tensors = Tensors::default();
+        for file in &found {
+            let mut shard = open(&path.join(file), opener)?;
+            tensors.of_pytorch |= shard.of_pytorch;
+            for name in shard.names().cloned().collect::<Vec<_>>() {
+                if tensors.file_of(&name).is_some() {
+                    return Err(ambiguous(&found));
                 }
-                tensors.insert(name, entry);
+                shard.give(&name, &mut tensors);
             }
         }
         return Ok(tensors);
     }
-    let reason =
-        "a directory with neither one index (*.index.json) nor safetensors, nor one file of another format";
-    Err(LazyError::Malformed { file: path.to_path_buf(), reason: reason.into() })
+    let found = names.join(", ");
+    let reason = format!(
+        "a directory without weights (an index, safetensors, .bpk, .bin, .pt or .pth); it has {found}"
+    );
+    Err(LazyError::Malformed { file: path.to_path_buf(), reason })
 }
 
 /// The index of a sharded checkpoint, as Hugging Face writes it.
@@ -94,11 +175,11 @@ fn sharded(file: Arc<OpenFile>, opener: Opener<'_>) -> Result<Tensors, LazyError
     if file.len > INDEX_BYTES {
         return Err(file.malformed("too large for an index of shards"));
     }
-    let Index { weight_map } =
-        serde_json::from_slice(&file.head(file.len)?).map_err(|error| file.malformed(error))?;
+    let Index { weight_map } = serde_json::from_slice(&file.head(file.len)?)
+        .map_err(|error| file.malformed(format!("JSON, but no index of shards: {error}")))?;
     let directory = file.path.parent().unwrap_or(Path::new(""));
     let mut shards = HashMap::new();
-    let mut tensors = Tensors::new();
+    let mut tensors = Tensors::default();
     for (name, shard) in weight_map {
         let plain = Path::new(&shard).components().all(|part| matches!(part, Component::Normal(_)));
         if !plain {
@@ -106,12 +187,13 @@ fn sharded(file: Arc<OpenFile>, opener: Opener<'_>) -> Result<Tensors, LazyError
         }
         if !shards.contains_key(&shard) {
             let opened = open_tensors(Arc::new(opener(directory.join(&shard))?))?;
+            tensors.of_pytorch |= opened.of_pytorch;
             shards.insert(shard.clone(), opened);
         }
-        let entry = shards.get_mut(&shard).and_then(|tensors| tensors.remove(&name));
-        let entry =
-            entry.ok_or_else(|| file.malformed(format!("{shard} does not have the tensor {name}")))?;
-        tensors.insert(name, entry);
+        let found = shards.get_mut(&shard).is_some_and(|shard| shard.give(&name, &mut tensors));
+        if !found {
+            return Err(file.malformed(format!("{shard} does not have the tensor {name}")));
+        }
     }
     Ok(tensors)
 }
@@ -131,15 +213,22 @@ fn safetensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     if has != needs {
         return Err(file.malformed(format!("{needs} bytes of tensors in the header, {has} in the file")));
     }
-    let mut tensors = Tensors::new();
+    let of_pytorch =
+        metadata.metadata().as_ref().is_some_and(|of| of.get("format").is_some_and(|format| format == "pt"));
+    let mut tensors = Tensors { of_pytorch, ..Tensors::default() };
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
         let span = Span { file: file.clone(), offset: data + start as u64, len: end - start };
         let shape = Shape::from(info.shape.clone());
-        let dtype = dtype_of(info.dtype).ok_or_else(|| {
-            file.malformed(format!("tensor {name} is of the unknown dtype {:?}", info.dtype))
-        })?;
-        tensors.insert(name.clone(), Entry::of_span(name, dtype, shape, span));
+        match dtype_of(info.dtype) {
+            Some(dtype) => {
+                tensors.entries.insert(name.clone(), Entry::of_span(name, dtype, shape, span));
+            }
+            None => {
+                let reason = format!("it is of the dtype {}, which Burn does not have", info.dtype);
+                tensors.unreadable.insert(name, Unreadable { file: file.path.clone(), reason });
+            }
+        }
     }
     Ok(tensors)
 }
@@ -187,7 +276,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         ciborium::de::from_reader_with_recursion_limit(metadata, burn_pack::MAX_CBOR_RECURSION_DEPTH)
             .map_err(|error| malformed(&error))?;
     let data = burn_pack::aligned_data_section_start(metadata.len()) as u64;
-    let mut tensors = Tensors::new();
+    let mut tensors = Tensors::default();
     for tensor in reader.into_tensors().map_err(|error| malformed(&error))? {
         check_packed(&tensor).map_err(|reason| malformed(&reason))?;
         let place = places.get(&tensor.name).filter(|place| data + place.data_offsets.1 <= file.len);
@@ -195,7 +284,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         let span = Span { file: file.clone(), offset, len: tensor.byte_len() };
         let mut entry = Entry::of_span(tensor.name.clone(), tensor.dtype, tensor.shape, span);
         entry.tensor.param_id = tensor.param_id;
-        tensors.insert(tensor.name, entry);
+        tensors.entries.insert(tensor.name, entry);
     }
     file.check_not_replaced().map_err(|error| malformed(&error))?;
     Ok(tensors)
@@ -218,30 +307,74 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     // The reader of checkpoints may panic at damaged data.
     let read =
         || PytorchStore::from_file(&file.path).map_indices_contiguous(false).get_all_tensors().cloned();
-    let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
-    let tensors = tensors.map_err(|error| file.malformed(format!("{error:?}")))?;
+    let read = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
     let is_archive = file.head(2)?[..] == *b"PK";
-    let places = || if is_archive { archive::places(&file) } else { Ok(HashMap::new()) };
-    let places =
-        catch_unwind(AssertUnwindSafe(places)).map_err(|_| file.malformed("a damaged archive"))??;
-    file.check_not_replaced().map_err(|error| file.malformed(error))?;
-    let entry = |(name, tensor): (String, StoreTensor)| {
-        let tensor = packed(tensor);
-        if let Some(archive::Placed { dtype, shape, span }) = places.get(&name)
-            && (*dtype, &shape[..]) == (tensor.dtype, &tensor.shape[..])
-        {
-            return (name.clone(), Entry::of_span(name, *dtype, tensor.shape, span.clone()));
-        }
-        // The reader opens the file again for every tensor.
-        let burn_pack::Tensor { name: own_name, dtype, shape, param_id, .. } = tensor.clone();
-        let (len, source) = (tensor.byte_len(), file.clone());
-        let read = move || {
-            let bytes = tensor.to_bytes()?;
-            let unchanged = source.check_not_replaced();
-            unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
-        };
-        let tensor = burn_pack::Tensor::deferred(own_name, dtype, shape, param_id, len, read);
-        (name, Entry { tensor, file: file.path.clone(), span: None, transposed: false })
+    let archive = || match &read {
+        Err(error) if !is_unsupported(error) => Err(not_read(&file, error)),
+        _ if is_archive => archive::open(&file),
+        _ => Ok(Archive::default()),
     };
-    Ok(tensors.into_iter().map(entry).collect())
+    let Archive { mut placed, others } =
+        catch_unwind(AssertUnwindSafe(archive)).map_err(|_| file.malformed("a damaged archive"))??;
+    file.check_not_replaced().map_err(|error| file.malformed(error))?;
+
+    let of_span = |name: String, place: Placed| {
+        let entry = Entry::of_span(name.clone(), place.dtype, Shape::from(place.shape), place.span);
+        (name, entry)
+    };
+    let (entries, unreadable): (BTreeMap<_, _>, _) = match read {
+        Ok(found) => {
+            let entry = |(name, tensor): (String, StoreTensor)| {
+                let tensor = packed(tensor);
+                let place = placed.remove(&name);
+                let same =
+                    |place: &Placed| (place.dtype, &place.shape[..]) == (tensor.dtype, &tensor.shape[..]);
+                match place.filter(same) {
+                    Some(place) => of_span(name, place),
+                    None => (name, of_store(&file, tensor)),
+                }
+            };
+            (found.into_iter().map(entry).collect(), BTreeMap::new())
+        }
+        // A kind of tensor that burn-store does not know, which need not be one that is used.
+        Err(error) if placed.is_empty() => return Err(not_read(&file, &error)),
+        Err(_) => {
+            let unreadable = others.into_iter().map(|(name, reason)| {
+                let file = file.path.clone();
+                (name, Unreadable { file, reason })
+            });
+            (placed.into_iter().map(|(name, place)| of_span(name, place)).collect(), unreadable.collect())
+        }
+    };
+    match entries.is_empty() {
+        true => Err(file.malformed("a pickle without tensors")),
+        false => Ok(Tensors { entries, unreadable, of_pytorch: true }),
+    }
+}
+
+/// Whether a checkpoint has a kind of tensor that burn-store does not read.
+fn is_unsupported(error: &PytorchStoreError) -> bool {
+    matches!(error, PytorchStoreError::Reader(PytorchError::Pickle(PickleError::UnsupportedType(_))))
+}
+
+fn not_read(file: &OpenFile, error: &PytorchStoreError) -> LazyError {
+    match archive::is_torch_script(file) {
+        true => file.malformed(
+            "a TorchScript archive; save its tensors by torch.save(torch.jit.load(path).state_dict(), other_path)",
+        ),
+        false => file.malformed(error),
+    }
+}
+
+/// A tensor that burn-store reads.
+fn of_store(file: &Arc<OpenFile>, tensor: burn_pack::Tensor) -> Entry {
+    let burn_pack::Tensor { name, dtype, shape, param_id, .. } = tensor.clone();
+    let (len, source) = (tensor.byte_len(), file.clone());
+    let read = move || {
+        let bytes = tensor.to_bytes()?;
+        let unchanged = source.check_not_replaced();
+        unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
+    };
+    let tensor = burn_pack::Tensor::deferred(name, dtype, shape, param_id, len, read);
+    Entry { tensor, file: file.path.clone(), span: None, transposed: false }
 }

@@ -54,7 +54,8 @@ pub trait LazyLoad: Module {
     /// # Errors
     ///
     /// Returns an error if the file has no tensor for a parameter, or one of another shape or kind; if a parameter has a
-    /// reparameterization already (attach adapters afterwards); and if a tensor that is read now cannot be read.
+    /// reparameterization already (attach adapters afterwards); and if a tensor cannot be read, of those that are read now, or of a dtype
+    /// that Burn does not have. [`WeightFile::check`] lists everything that does not fit.
     fn lazy_load(self, file: &WeightFile, options: &LazyOptions) -> Result<(Self, LazyReport), LazyError> {
         let mut targets = Targets::default();
         self.visit(&mut targets);
@@ -71,8 +72,9 @@ pub trait LazyLoad: Module {
 
         let lazy = lazy_paths(&module);
         let (lazy, resident) = plan.reported(&lazy).partition(|parameter| lazy.contains(&parameter.path));
-        let (missing, unused, cache) = (plan.missing.clone(), plan.unused(file), cache.handle());
-        Ok((module, LazyReport { lazy, resident, missing, unused, cache }))
+        let (unused, warnings, cache) = (plan.unused(file), plan.warnings(file), cache.handle());
+        let missing = plan.missing;
+        Ok((module, LazyReport { lazy, resident, missing, unused, warnings, cache }))
     }
 }
 
@@ -91,6 +93,46 @@ struct Planned {
     index: Option<usize>,
 }
 
+/// The tensor for a parameter, of its kind and shape; `None` if the file has none.
+pub(super) fn find_fitting(file: &WeightFile, target: &Target) -> Result<Option<(String, Entry)>, LazyError> {
+    let Target { path, short_path, containers, kind, shape, .. } = target;
+    let Some((name, entry)) = file.find(&[path.clone(), short_path.clone()], containers)? else {
+        return Ok(None);
+    };
+    let (file, tensor, parameter) = (entry.file.clone(), name.clone(), path.clone());
+    let (stored, found) = (entry.tensor.dtype, entry.shape());
+    if !kind.accepts(stored) {
+        return Err(LazyError::DType { file, tensor, parameter, kind: kind.name(), found: stored });
+    }
+    if found != *shape {
+        let [expected, found] = [shape.to_vec(), found.to_vec()].map(Vec::into_boxed_slice);
+        return Err(LazyError::Shape { file, tensor, parameter, expected, found });
+    }
+    Ok(Some((name, entry)))
+}
+
+/// The type of the module that a parameter is in.
+pub(super) fn module_type(containers: &[String]) -> &str {
+    let module = containers.iter().rev().find_map(|container| container.split_once(':'));
+    module.map_or("", |(_, module)| module)
+}
+
+/// The names in the file that are not among those `used`.
+pub(super) fn unused<'a>(file: &WeightFile, used: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let used: BTreeSet<_> = used.collect();
+    file.contents().names().filter(|name| !used.contains(name)).cloned().collect()
+}
+
+/// What fits by its shape but is likely to be wrong.
+pub(super) fn warning(file: &WeightFile, path: &str, module: &str, entry: &Entry) -> Option<String> {
+    let shape = entry.shape();
+    let is_square = matches!(shape[..], [rows, columns] if rows == columns && rows > 1);
+    let suspicious = is_square && module == "Linear" && file.contents().of_pytorch && !file.has_adapter();
+    suspicious.then(|| {
+        format!("PyTorch wrote the square weight {path}, which has no transposing adapter: see WeightFile::with_pytorch_adapter")
+    })
+}
+
 /// What is loaded from where, decided before anything is read.
 struct LoadPlan {
     planned: Vec<Planned>,
@@ -104,28 +146,16 @@ impl LoadPlan {
         let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
         let mut count = 0;
         for target in targets.targets {
-            let Target { path, short_path, containers, kind, shape, rank, reparameterized } = target;
-            if reparameterized {
-                return Err(LazyError::Reparameterized { parameter: path });
+            if target.reparameterized {
+                return Err(LazyError::Reparameterized { parameter: target.path });
             }
-            let Some((name, entry)) = file.find(&[path.clone(), short_path], &containers) else {
-                match options.allow_partial {
-                    true => plan.missing.push(path),
-                    false => return Err(file.missing(path)),
-                }
+            let Some((name, entry)) = find_fitting(file, &target)? else {
+                plan.missing.push(target.path);
                 continue;
             };
-            let (stored, found) = (entry.tensor.dtype, entry.shape());
-            let (parameter, file, tensor) = (path.clone(), entry.file.clone(), name.clone());
-            if !kind.accepts(stored) {
-                return Err(LazyError::DType { file, tensor, parameter, kind: kind.name(), found: stored });
-            }
-            if found != shape {
-                let [expected, found] = [shape, found].map(|shape| shape.to_vec().into_boxed_slice());
-                return Err(LazyError::Shape { file, tensor, parameter, expected, found });
-            }
-            let module = containers.iter().rev().find_map(|container| container.split_once(':'));
-            let module = module.map_or("", |(_, module)| module).to_owned();
+            let Target { path, containers, kind, rank, .. } = target;
+            let (stored, shape) = (entry.tensor.dtype, entry.shape());
+            let module = module_type(&containers).to_owned();
             let dtype = match kind {
                 ElementKind::Float => entry.float().map_or(stored, |float| options.dtype.unwrap_or(float)),
                 _ => stored,
@@ -133,7 +163,7 @@ impl LoadPlan {
             let lazy = kind == ElementKind::Float
                 && dtype.is_float()
                 && rank > 1
-                && found.num_elements() > 1
+                && shape.num_elements() > 1
                 && entry.len_as(dtype) >= options.min_bytes
                 && selection.matches(&path, &module);
             let index = lazy.then_some(count);
@@ -141,7 +171,10 @@ impl LoadPlan {
             plan.by_path.insert(path.clone(), plan.planned.len());
             plan.planned.push(Planned { path, name, module, entry, dtype, index });
         }
-        Ok(plan)
+        match &plan.missing[..] {
+            [first, others @ ..] if !options.allow_partial => Err(file.missing(first, others)),
+            _ => Ok(plan),
+        }
     }
 
     fn get(&self, path: &str) -> Option<&Planned> {
@@ -171,8 +204,14 @@ impl LoadPlan {
     }
 
     fn unused(&self, file: &WeightFile) -> Vec<String> {
-        let used: BTreeSet<_> = self.planned.iter().map(|planned| &planned.name[..]).collect();
-        file.tensors().map(|tensor| tensor.name.to_owned()).filter(|name| !used.contains(&name[..])).collect()
+        unused(file, self.planned.iter().map(|planned| &planned.name))
+    }
+
+    fn warnings(&self, file: &WeightFile) -> Vec<String> {
+        self.planned
+            .iter()
+            .filter_map(|planned| warning(file, &planned.path, &planned.module, &planned.entry))
+            .collect()
     }
 
     fn reported(&self, lazy: &BTreeSet<String>) -> impl Iterator<Item = ReportedParameter> {

@@ -8,6 +8,25 @@
 //! Layers of this library need less memory than Burn's: an embedding reads only the rows that its indices name, and in training a dense
 //! layer or a convolution reads its weight again in the backward pass, where Burn's layer keeps it.
 //!
+//! # Files of other programs
+//!
+//! | the file has | call |
+//! | --- | --- |
+//! | weights of PyTorch, which are transposed | [`WeightFile::with_pytorch_adapter`] |
+//! | other names | [`WeightFile::with_key_remapping`], [`with_key_remappings`](WeightFile::with_key_remappings) for a table |
+//! | the prefixes of `DataParallel`, `torch.compile` or a `PeftModel` | nothing: they are ignored |
+//! | the model under a key beside the state of an optimizer | [`WeightFile::with_key`] |
+//! | the recurrent layers or the attention of PyTorch | [`WeightFile::with_pytorch_layers`] |
+//! | weight normalization | [`WeightFile::with_weight_norm`] |
+//! | one tensor for several parameters, as fused queries, keys and values | [`WeightFile::with_equal_rows`], [`with_rows`](WeightFile::with_rows) |
+//! | several tensors for one parameter | [`WeightFile::with_joined_rows`] |
+//! | one name of a tied weight, where the module has two | [`WeightFile::with_copies`] |
+//! | queries and keys in another order, for rotary positions | [`RowOrders`] |
+//!
+//! [`WeightFile::check`] shows what of a file fits a module. Tensors that Burn has no dtype for refuse only modules that use them.
+//!
+//! # Use
+//!
 //! - A mixture of experts, whose weights have no order to learn: call [`LazyCache::expect`] when the router has chosen.
 //! - Adapters: call [`Module::apply_lora`](burn::module::Module::apply_lora), or attach [`Dora`](crate::lora::Dora), *after*
 //!   `lazy_load`.
@@ -18,12 +37,16 @@
 //! A read that fails during a forward or backward pass panics with the message of the [`LazyError`].
 mod archive;
 mod cache;
+mod check;
 mod error;
 mod file;
 mod format;
 mod load;
+mod names;
 mod options;
+mod parts;
 mod prepare;
+mod pytorch_layers;
 mod quantized;
 mod report;
 mod row_order;
@@ -31,6 +54,7 @@ mod source;
 mod targets;
 
 pub use cache::{LazyCache, Progress, Statistics};
+pub use check::{MatchedParameter, MissingParameter, WeightCheck};
 pub use error::LazyError;
 pub use file::{ReadMode, TensorInfo, WeightFile};
 pub use load::LazyLoad;

@@ -1,5 +1,7 @@
 //! [`prepare`]: writes weights into one file that is fast to read lazily. Tensors are read and converted one at a time, while the file is
 //! written.
+use super::format::{Tensors, Unreadable};
+use super::load::find_fitting;
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
 use super::targets::Targets;
@@ -9,6 +11,7 @@ use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
 use burn_memsave_layers::{follow_path, frozen::Recorded, visit::VisitPath};
 use burn_store::{bridge, burn_pack};
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,16 +42,21 @@ impl PrepareSource {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file has no tensor for a parameter.
+    /// Returns an error if the file has no tensor for a parameter, or one of another shape or kind.
     pub fn for_module(file: &WeightFile, module: &impl Module) -> Result<Self, LazyError> {
         let mut targets = Targets::default();
         module.visit(&mut targets);
-        let tensors = targets.targets.into_iter().map(|target| {
-            let path = target.path.clone();
-            let found = file.find(&[target.path, target.short_path], &target.containers);
-            found.map(|(_, entry)| (path.clone(), entry)).ok_or_else(|| file.missing(path))
-        });
-        Ok(Self { path: file.path().to_path_buf(), tensors: tensors.collect::<Result<_, _>>()? })
+        let (mut tensors, mut missing) = (vec![], vec![]);
+        for target in targets.targets {
+            match find_fitting(file, &target)? {
+                Some((_, entry)) => tensors.push((target.path, entry)),
+                None => missing.push(target.path),
+            }
+        }
+        match &missing[..] {
+            [] => Ok(Self { path: file.path().to_path_buf(), tensors }),
+            [first, others @ ..] => Err(file.missing(first, others)),
+        }
     }
 }
 
@@ -94,7 +102,12 @@ impl TryFrom<&WeightFile> for PrepareSource {
         if file.has_adapter() {
             return Err(LazyError::Adapter { file: file.path().to_path_buf() });
         }
-        let mut tensors: Vec<_> = file.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        let Tensors { entries, unreadable, .. } = file.contents();
+        if let Some((name, Unreadable { file, reason })) = unreadable.first_key_value() {
+            let (file, tensor, reason) = (file.clone(), name.clone(), reason.clone());
+            return Err(LazyError::Tensor { file, tensor, reason });
+        }
+        let mut tensors: Vec<_> = entries.iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
         tensors.sort_by_cached_key(|(name, _)| natural_order(name));
         Ok(Self { path: file.path().to_path_buf(), tensors })
     }
@@ -242,14 +255,30 @@ pub struct Prepared {
 ///
 /// # Errors
 ///
-/// Returns an error if the source cannot be read, the destination cannot be written, or a weight to be stored in eight bits is infinite or
-/// NaN.
+/// Returns an error if the source cannot be read or has no tensors; if the destination cannot be written, is a directory, or has the ending
+/// of another format; or if a weight to be stored in eight bits is infinite or NaN.
 pub fn prepare(
     source: impl TryInto<PrepareSource, Error: Into<LazyError>>,
     destination: impl AsRef<Path>,
     options: &PrepareOptions,
 ) -> Result<Prepared, LazyError> {
     let PrepareSource { path, tensors } = source.try_into().map_err(Into::into)?;
+    let destination = destination.as_ref();
+    let refused = |reason: &str| {
+        let (source_file, file, reason) = (path.clone(), destination.to_path_buf(), reason.into());
+        LazyError::Prepare { source_file, file, reason }
+    };
+    if tensors.is_empty() {
+        return Err(refused("it has no tensors"));
+    }
+    if destination.is_dir() {
+        return Err(refused("it is a directory"));
+    }
+    if let Some(extension) = destination.extension().and_then(OsStr::to_str)
+        && OTHER_FORMATS.contains(&extension)
+    {
+        return Err(refused(&format!("what is written is a burnpack, no .{extension}; call it .bpk")));
+    }
     let stored: Vec<DType> = tensors.iter().map(|(_, entry)| options.stored(entry)).collect();
     let bytes = tensors.iter().zip(&stored).map(|((_, entry), dtype)| entry.len_as(*dtype) as u64).sum();
     let (count, written) = (tensors.len(), Arc::new(AtomicU64::new(0)));
@@ -266,14 +295,12 @@ pub fn prepare(
         burn_pack::Tensor::deferred(name, dtype, shape, id, len, provide)
     });
     let writer = burn_pack::Writer::new(deferred.collect()).auto_extension(false);
-    let destination = destination.as_ref();
-    writer.write_to_file(destination).map_err(|error| LazyError::Prepare {
-        source_file: path,
-        file: destination.to_path_buf(),
-        reason: error.to_string(),
-    })?;
+    writer.write_to_file(destination).map_err(|error| refused(&error.to_string()))?;
     Ok(Prepared { tensors: count, bytes })
 }
+
+/// Endings of files that a burnpack must not be taken for.
+const OTHER_FORMATS: [&str; 6] = ["safetensors", "json", "bin", "pt", "pth", "ckpt"];
 
 /// The bytes of a tensor as `dtype`.
 fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {

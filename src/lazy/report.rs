@@ -37,6 +37,8 @@ pub struct LazyReport {
     pub missing: Vec<String>,
     /// The tensors of the file that no parameter uses.
     pub unused: Vec<String>,
+    /// What fits but is likely to be wrong: square weights that PyTorch wrote, loaded without an adapter that transposes them.
+    pub warnings: Vec<String>,
     /// Shows the lazy weights from now on.
     pub cache: LazyCache,
 }
@@ -77,6 +79,6 @@ impl fmt::Display for LazyReport {
                 write!(f, "\n{} {what}: {}", names.len(), names.join(", "))?;
             }
         }
-        Ok(())
+        self.warnings.iter().try_for_each(|warning| write!(f, "\nwarning: {warning}"))
     }
 }

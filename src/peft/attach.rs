@@ -3,7 +3,7 @@ use super::tensors::Tensors;
 use super::{EMBEDDING, LAYER, MAGNITUDE, ModuleNames, PREFIX, PeftConfig, Suffixes, reshaped};
 use crate::lora::DoraAdapter;
 use burn::module::{LoraAdapter, Param, Reparameterizer};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -124,7 +124,7 @@ impl<N: ModuleNames> Attach<N> {
             ));
         }
         let second = self.in_order(module, second)?;
-        let dtype = if base.dtype().is_float() { base.dtype() } else { first.dtype() };
+        let dtype = float_of(&base);
         let tensor = |data: TensorData, shape: [usize; 2]| {
             Tensor::<2>::from_data(reshaped(data, shape.to_vec()), (&base.device(), dtype))
         };
@@ -164,6 +164,14 @@ impl<N: ModuleNames> Attach<N> {
             }
             None => Ok(data),
         }
+    }
+}
+
+/// The dtype of a parameter, or that of the activations of its device if the parameter is quantized.
+pub(super) fn float_of<const D: usize>(base: &Tensor<D>) -> DType {
+    match base.dtype() {
+        dtype if dtype.is_float() => dtype,
+        _ => Tensor::<1>::empty([0], &base.device()).dtype(),
     }
 }
 

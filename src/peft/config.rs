@@ -1,9 +1,11 @@
 //! [`PeftConfig`]: reads and writes `adapter_config.json`, and refuses what is not supported.
 use super::PeftError;
-use burn::module::{Lora, ParamGroup, ParamId};
+use burn::module::Lora;
+use regex::Regex;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
@@ -69,19 +71,30 @@ pub enum PeftBias {
     LoraOnly,
 }
 
-/// Fields that change what an adapter computes, unless they are null, false or empty.
-const OTHERS: [&str; 11] = [
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
+/// Fields that do not change what an adapter computes: where it came from, how it began, where it was put. Any other that is set is refused,
+/// since what it means is not known here.
+const HARMLESS: [&str; 14] = [
+    "auto_mapping",
+    "corda_config",
+    "eva_config",
+    "exclude_modules",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+];
+
+/// The heads that `peft` trains for a task, also where `modules_to_save` does not name them.
+const HEADS: [(&str, &[&str]); 3] = [
+    ("SEQ_CLS", &["classifier", "score"]),
+    ("TOKEN_CLS", &["classifier", "score"]),
+    ("QUESTION_ANS", &["qa_outputs"]),
 ];
 
 /// Prefixes of initializations that change the base, too.
@@ -129,12 +142,14 @@ impl PeftConfig {
 
     /// Another rank and alpha for modules whose paths in Python end with `modules`, a regular expression. The first that matches counts.
     pub fn with_lora(mut self, modules: &str, lora: &Lora) -> Self {
-        self.rank_pattern.0.push((modules.into(), lora.rank));
-        self.alpha_pattern.0.push((modules.into(), lora.alpha));
+        self.rank_pattern.add(modules, lora.rank);
+        self.alpha_pattern.add(modules, lora.alpha);
         self
     }
 
-    /// Modules that were trained as a whole, such as a new head: the ends of their paths in Python.
+    /// Modules that were trained as a whole, such as a new head: the ends of their paths in Python. (An entry `norm` means every module whose
+    /// name ends so, `input_layernorm`, too.) For the tasks `SEQ_CLS` and `TOKEN_CLS`, modules that end with `classifier` or `score` are
+    /// among them, and for `QUESTION_ANS` those that end with `qa_outputs`.
     pub fn with_modules_to_save(self, modules: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { modules_to_save: Some(modules.into_iter().map(Into::into).collect()), ..self }
     }
@@ -200,16 +215,15 @@ impl PeftConfig {
         if CHANGE_THE_BASE.iter().any(|kind| initial.starts_with(kind)) {
             return Some(format!("init_lora_weights {initial}, which changes the base,"));
         }
-        if !self.lora_alpha.is_finite() {
-            return Some(format!("lora_alpha {}", self.lora_alpha));
-        }
-        let is_set = |name: &&&str| match self.others.get(**name) {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(Value::Array(array)) => !array.is_empty(),
-            Some(Value::Object(fields)) => !fields.is_empty(),
-            Some(_) => true,
+        let is_set = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(array) => !array.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            _ => true,
         };
-        OTHERS.iter().find(is_set).map(|name| (*name).into())
+        let unknown =
+            self.others.iter().find(|(name, value)| !HARMLESS.contains(&&name[..]) && is_set(value));
+        unknown.map(|(name, _)| name.clone())
     }
 
     /// The configuration of adapters on these modules.
@@ -237,10 +251,29 @@ impl PeftConfig {
         }
     }
 
-    /// Whether the module with this name is, or is in, one that was trained as a whole.
+    /// Whether the module with this name is, or is in, one that was trained as a whole: one whose path ends with an entry of
+    /// `modules_to_save` (not only after a dot), or a head of the task.
     pub(super) fn saves(&self, name: &str) -> bool {
-        let within = |module: &String| format!(".{name}.").contains(&format!(".{module}."));
-        self.modules_to_save().iter().any(within)
+        let heads =
+            HEADS.iter().filter(|(task, _)| self.task_type() == Some(task)).flat_map(|(_, heads)| *heads);
+        let ends: Vec<&str> =
+            self.modules_to_save().iter().map(String::as_str).chain(heads.copied()).collect();
+        let ends_of_modules = name.match_indices('.').map(|(dot, _)| dot).chain([name.len()]);
+        ends_of_modules.map(|end| &name[..end]).any(|module| ends.iter().any(|end| module.ends_with(end)))
+    }
+
+    /// Adds a module to those that were trained as a whole.
+    pub(super) fn save_too(&mut self, name: &str) {
+        if !self.saves(name) {
+            self.modules_to_save.get_or_insert_default().push(name.into());
+        }
+    }
+
+    /// Whether the weight of a module is stored as here, with the inputs first: that of a `Conv1D` of `transformers`, which is told by its
+    /// name. (`fan_in_fan_out` says that there are such modules.)
+    pub(super) fn has_inputs_first(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.fan_in_fan_out && ["c_attn", "c_fc", "c_proj", "q_attn"].contains(&last)
     }
 
     /// The scale of an adapter, by which the product of its factors is multiplied.
@@ -274,29 +307,40 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D
 
 /// Values for the modules that patterns match, in the order of the file: the first counts.
 #[derive(Clone, Debug)]
-struct Patterns<T>(Vec<(String, T)>);
+struct Patterns<T> {
+    values: Vec<(String, T)>,
+    compiled: OnceCell<Result<Vec<Regex>, String>>,
+}
 
 impl<T> Default for Patterns<T> {
     fn default() -> Self {
-        Self(vec![])
+        Self { values: vec![], compiled: OnceCell::new() }
     }
 }
 
 impl<T: Copy> Patterns<T> {
-    /// The value of the first pattern that matches the module.
+    fn add(&mut self, pattern: &str, value: T) {
+        self.values.push((pattern.into(), value));
+        self.compiled.take();
+    }
+
+    /// The value of the first pattern that matches the module: a regular expression for the end of its path, after a dot, or for all of it.
     fn of(&self, name: &str) -> Result<Option<T>, String> {
-        for (pattern, value) in &self.0 {
-            if means(pattern, name)? {
-                return Ok(Some(*value));
-            }
-        }
-        Ok(None)
+        let compiled = self.compiled.get_or_init(|| {
+            let compiled = |pattern: &String| {
+                let whole = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
+                whole.map_err(|error| format!("the pattern {pattern}: {error}"))
+            };
+            self.values.iter().map(|(pattern, _)| compiled(pattern)).collect()
+        });
+        let mut matches = compiled.as_ref().map_err(String::clone)?.iter().zip(&self.values);
+        Ok(matches.find(|(pattern, _)| pattern.is_match(name)).map(|(_, (_, value))| *value))
     }
 }
 
 impl<T: Serialize> Serialize for Patterns<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern, value)))
+        serializer.collect_map(self.values.iter().map(|(pattern, value)| (pattern, value)))
     }
 }
 
@@ -316,7 +360,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Patterns<T> {
                 while let Some(entry) = map.next_entry()? {
                     patterns.push(entry);
                 }
-                Ok(Patterns(patterns))
+                Ok(Patterns { values: patterns, compiled: OnceCell::new() })
             }
         }
         deserializer.deserialize_map(InOrder(PhantomData))
@@ -332,12 +376,4 @@ fn escaped(name: &str) -> String {
         escaped.push(c);
         escaped
     })
-}
-
-/// Whether a pattern of `peft` matches a module. It is a regular expression for the end of its path, after a dot, or
-/// for all of it.
-fn means(pattern: &str, name: &str) -> Result<bool, String> {
-    let group = ParamGroup::from_regex(format!(r"^(.*\.)?({pattern})$"))
-        .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;
-    Ok(group.matches(&ParamId::new(), Some(name)))
 }

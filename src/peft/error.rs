@@ -34,7 +34,7 @@ pub enum PeftError {
     /// The file of tensors cannot be read.
     #[error(transparent)]
     File(#[from] LazyError),
-    /// An adapter of a module cannot be written.
+    /// An adapter of a module cannot be written, or a module has one already.
     #[error("the adapter of {module}: {reason}")]
     Adapter {
         /// Path of the module.

@@ -93,7 +93,7 @@ const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
 ///
 /// # Errors
 ///
-/// Returns an error if there is no adapter; if an adapter does not belong to a module's `weight`, has another rank than `config` says, or
+/// Returns an error if there is no adapter; if a module to save has an adapter, too, or is lazy; if an adapter does not belong to a module's `weight`, has another rank than `config` says, or
 /// belongs to a module that `peft` has no adapters for; if two modules get the same name; if rows cannot be reordered; or if a file cannot
 /// be written.
 pub fn save<M: Module>(
@@ -114,7 +114,7 @@ pub fn save<M: Module>(
         return Err(refused(path, "it is LoRA, but others are DoRA"));
     }
     let adapted: BTreeSet<String> = found.adapters.keys().cloned().collect();
-    let mut trained = SaveTrained::new(&config, &names, &adapted);
+    let mut trained = SaveTrained::new(&config, &names, &adapted, lazy_paths(module));
     module.visit(&mut trained);
     trained.error.map_or(Ok(()), Err)?;
     let mut tensors = trained.tensors;
@@ -194,8 +194,9 @@ fn of_python(
 }
 
 /// Attaches the adapters in a directory to a module without adapters, and freezes its other parameters, as
-/// [`apply_lora`](Module::apply_lora) does. Parameters that were trained beside the adapters are loaded, and stay trainable. Returns the
-/// configuration, too: give it to [`save`], and look at its [`dropout`](PeftConfig::dropout) before you go on with the training. `names` says
+/// [`apply_lora`](Module::apply_lora) does. Parameters that were trained beside the adapters are loaded, and stay trainable. If the file has
+/// values for other parameters, such as a resized embedding, these are loaded and frozen, and their modules are added to the
+/// [`modules_to_save`](PeftConfig::modules_to_save) of the configuration, so that [`save`] writes them again. Returns the configuration, too: give it to [`save`], and look at its [`dropout`](PeftConfig::dropout) before you go on with the training. `names` says
 /// where the modules are in Python.
 ///
 /// # Errors
@@ -226,7 +227,8 @@ pub fn load<M: Module>(
     let attach = &mut *attach.borrow_mut();
     let module = module.map(&mut LoadTrained::new(attach, lazy));
     let left = || attach.tensors.left().next().map(|name| format!("no module for {name}"));
-    match attach.error.take().or_else(left) {
+    let none = || (!attach.tensors.has_any()).then(|| "it has no tensors".to_owned());
+    match attach.error.take().or_else(left).or_else(none) {
         Some(reason) => Err(PeftError::Tensors { file, reason }),
         None => Ok((module, attach.config.clone())),
     }
@@ -242,6 +244,7 @@ fn view<'a>(name: &str, data: &'a TensorData) -> Result<TensorView<'a>, PeftErro
         DType::F32 => Dtype::F32,
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
         dtype => return Err(refused(name, format!("it has the dtype {dtype:?}"))),
     };
     TensorView::new(dtype, data.shape().to_vec(), data.as_bytes())

@@ -9,6 +9,9 @@ use std::path::Path;
 /// The same in the format of `torch.save`, which older versions of `peft` wrote.
 const PICKLED: &str = "adapter_model.bin";
 
+/// A counter of batch norm in PyTorch.
+pub(super) const BATCHES: &str = ".num_batches_tracked";
+
 /// An open file of tensors, and which of them were taken.
 pub(super) struct Tensors {
     pub file: WeightFile,
@@ -46,13 +49,22 @@ impl Tensors {
         }
     }
 
+    pub fn has_any(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
     pub fn is_taken(&self, name: &str) -> bool {
         self.taken.contains_key(name)
     }
 
-    /// The names of tensors that no parameter took.
+    /// The names of tensors that no parameter took. (Of a module that is trained as a whole, `bias = "all"` writes the biases of both copies
+    /// that `peft` has of it, too; and batches are not counted here.)
     pub fn left(&self) -> impl Iterator<Item = &str> {
-        self.file.tensors().map(|tensor| tensor.name).filter(|name| !self.is_taken(name))
+        let is_ours = |name: &&str| {
+            ![".original_module.", ".modules_to_save."].iter().any(|copy| name.contains(copy))
+                && !name.ends_with(BATCHES)
+        };
+        self.file.tensors().map(|tensor| tensor.name).filter(|name| !self.is_taken(name)).filter(is_ours)
     }
 }
 

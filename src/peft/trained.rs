@@ -1,5 +1,6 @@
 //! Parameters that are trained beside adapters: those of whole modules, such as a new head, and biases.
-use super::attach::Attach;
+use super::attach::{Attach, float_of};
+use super::tensors::BATCHES;
 use super::{ModuleNames, PREFIX, PeftConfig, PeftError, refused};
 use crate::burn_next::{handed, packed};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
@@ -24,9 +25,22 @@ fn is_bias(parameter: &str) -> bool {
     ["bias", "beta"].contains(&parameter)
 }
 
+/// The name of a parameter of a norm in Python.
+fn of_python(parameter: &str) -> &str {
+    match parameter {
+        "gamma" => "weight",
+        "beta" => "bias",
+        other => other,
+    }
+}
+
+fn is_dense(containers: &[String]) -> bool {
+    containers.last().is_some_and(|container| container.ends_with(":Linear"))
+}
+
 /// The axis of a parameter that has the outputs of its module.
 fn outputs(containers: &[String], rank: usize) -> usize {
-    usize::from(rank == 2 && containers.last().is_some_and(|container| container.ends_with(":Linear")))
+    usize::from(rank == 2 && is_dense(containers))
 }
 
 /// Loads the parameters for which the file has values.
@@ -46,39 +60,50 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
     fn values<const D: usize>(
         &mut self,
         param: &Param<Tensor<D>>,
-    ) -> Result<Option<(TensorData, bool)>, String> {
+    ) -> Result<Option<(Tensor<D>, bool)>, String> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
         let name = self.attach.names.name(&module);
-        let keys = ["", BASE].map(|base| format!("{PREFIX}{name}{base}.{parameter}"));
-        let tensors = &mut self.attach.tensors;
-        let Some(found) = tensors.file.find_for(&keys, containers) else { return Ok(None) };
+        let keys = ["", BASE].map(|base| {
+            [parameter, of_python(parameter)].map(|parameter| format!("{PREFIX}{name}{base}.{parameter}"))
+        });
+        let Attach { tensors, config, names, .. } = &mut *self.attach;
+        let found = tensors.file.find_for(&keys.concat(), containers).map_err(|error| error.to_string())?;
+        let Some(found) = found else { return Ok(None) };
         let path = self.path.joined();
         tensors.mark(found.name(), &path)?;
-        let shape = param.lazy_shape();
-        if found.shape() != shape {
-            return Err(format!("{} has the shape {}, but {path} has {shape}", found.name(), found.shape()));
-        }
-        let config = &self.attach.config;
-        let is_trained = config.saves(&name)
-            || is_bias(parameter) && config.trains_bias(found.name().contains(&format!("{BASE}.")));
-        if self.lazy.contains(&path) {
-            // `peft` writes the weight of an embedding beside its adapter. It is that of the base.
-            return match is_trained {
-                false => Ok(None),
-                true => Err(format!(
-                    "{} was trained, but {path} is lazy: leave it out with `LazyOptions::exclude`",
+        let has_adapter = found.name().contains(&format!("{BASE}."));
+        // `peft` writes the weight of an embedding beside its adapter. It is that of the base.
+        let is_of_base = has_adapter && !is_bias(parameter);
+        let is_trained = config.saves(&name) || is_bias(parameter) && config.trains_bias(has_adapter);
+        let base = param.base();
+        if self.lazy.contains(&path) || !base.dtype().is_float() {
+            if is_of_base && !is_trained {
+                return Ok(None);
+            }
+            if self.lazy.contains(&path) {
+                return Err(format!(
+                    "{} has values of its own, but {path} is lazy: leave it out with `LazyOptions::exclude`",
                     found.name()
-                )),
-            };
+                ));
+            }
         }
-        let data = found.read(param.base().dtype()).map_err(|error| error.to_string())?;
-        let data = match self.attach.names.row_order(&module) {
+        if !is_trained && !is_of_base {
+            config.save_too(&name); // as older versions wrote heads, and resized embeddings
+        }
+        let as_stored = D == 2 && is_dense(containers) && config.has_inputs_first(&name);
+        let data = if as_stored { found.read_as_stored() } else { found.read(float_of(&base)) };
+        let data = data.map_err(|error| error.to_string())?;
+        let (shape, expected) = (data.shape().clone(), base.shape());
+        if shape != expected {
+            return Err(format!("{} has the shape {shape}, but {path} has {expected}", found.name()));
+        }
+        let data = match names.row_order(&module) {
             Some(order) => order
                 .reorder(data, outputs(containers, D), false)
                 .map_err(|reason| format!("{}: {reason}", found.name()))?,
             None => data,
         };
-        Ok(Some((data, is_trained)))
+        Ok(Some((Tensor::from_data(data, (&base.device(), float_of(&base))), is_trained)))
     }
 }
 
@@ -88,11 +113,8 @@ impl<N: ModuleNames> ModuleMapper for LoadTrained<'_, N> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.values(&param) {
             Ok(None) => param,
-            Ok(Some((data, is_trained))) => {
-                let (id, device, dtype) = (param.id, param.lazy_device(), data.dtype());
-                let loaded = param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id);
-                loaded.set_require_grad(is_trained && device.is_autodiff())
-            }
+            // The values are laid out as in the module, not as in a record.
+            Ok(Some((values, is_trained))) => param.map(|_| values).set_require_grad(is_trained),
             Err(reason) => {
                 self.attach.error.get_or_insert(reason);
                 param
@@ -108,39 +130,57 @@ pub(super) struct SaveTrained<'a, N> {
     names: &'a N,
     /// The modules with an adapter.
     adapted: &'a BTreeSet<String>,
+    lazy: BTreeSet<String>,
     pub tensors: BTreeMap<String, TensorData>,
     pub error: Option<PeftError>,
 }
 
 impl<'a, N: ModuleNames> SaveTrained<'a, N> {
-    pub fn new(config: &'a PeftConfig, names: &'a N, adapted: &'a BTreeSet<String>) -> Self {
+    /// For a module with these paths of lazy parameters.
+    pub fn new(
+        config: &'a PeftConfig,
+        names: &'a N,
+        adapted: &'a BTreeSet<String>,
+        lazy: BTreeSet<String>,
+    ) -> Self {
         let (tensors, error) = (BTreeMap::new(), None);
-        Self { path: VisitPath::default(), config, names, adapted, tensors, error }
+        Self { path: VisitPath::default(), config, names, adapted, lazy, tensors, error }
     }
 
-    /// The name and the values in the file, if the parameter belongs there.
+    /// The names and values in the file, if the parameter belongs there.
     fn values<const D: usize>(
         &self,
         param: &Param<Tensor<D>>,
-    ) -> Result<Option<(String, TensorData)>, PeftError> {
-        let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
+    ) -> Result<Vec<(String, TensorData)>, PeftError> {
+        let Some((module, parameter, containers)) = place(&self.path) else { return Ok(vec![]) };
         let (name, has_adapter) = (self.names.name(&module), self.adapted.contains(&module));
-        let is_trained =
-            self.config.saves(&name) || is_bias(parameter) && self.config.trains_bias(has_adapter);
-        if !is_trained {
-            return Ok(None);
+        let is_saved = self.config.saves(&name);
+        if !(is_saved || is_bias(parameter) && self.config.trains_bias(has_adapter)) {
+            return Ok(vec![]);
         }
         let error = |reason: String| refused(&module, format!("{parameter}: {reason}"));
+        if is_saved && has_adapter {
+            return Err(refused(&module, "it has an adapter, and is one of the modules to save"));
+        }
+        if self.lazy.contains(&self.path.joined()) {
+            return Err(error("it is lazy, so it was not trained, but is one of the modules to save".into()));
+        }
         let mut data = param.val().without_autodiff().into_data();
         if let Some(order) = self.names.row_order(&module) {
             data = order.reorder(data, outputs(containers, D), true).map_err(error)?;
         }
-        let tensor = bridge::from_data(data, self.path.joined(), None);
-        let tensor = packed(BurnToPyTorchAdapter.adapt(handed(tensor), ModuleContext::new(containers)));
-        let data = bridge::to_data(&tensor).map_err(|reason| error(reason.to_string()))?;
-        let parameter = tensor.name.rsplit('.').next().unwrap_or(parameter);
+        if !(D == 2 && is_dense(containers) && self.config.has_inputs_first(&name)) {
+            let tensor = handed(bridge::from_data(data, self.path.joined(), None));
+            let tensor = packed(BurnToPyTorchAdapter.adapt(tensor, ModuleContext::new(containers)));
+            data = bridge::to_data(&tensor).map_err(|reason| error(reason.to_string()))?;
+        }
         let base = if has_adapter { BASE } else { "" };
-        Ok(Some((format!("{PREFIX}{name}{base}.{parameter}"), data)))
+        let mut tensors = vec![(format!("{PREFIX}{name}{base}.{}", of_python(parameter)), data)];
+        if parameter == "running_mean" {
+            // PyTorch has a counter beside the statistics, and `peft` asks for it.
+            tensors.push((format!("{PREFIX}{name}{BATCHES}"), TensorData::new(vec![0i64], [0; 0])));
+        }
+        Ok(tensors)
     }
 }
 
@@ -149,11 +189,12 @@ impl<N: ModuleNames> ModuleVisitor for SaveTrained<'_, N> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         match self.values(param) {
-            Ok(None) => {}
-            Ok(Some((name, data))) => {
-                if self.tensors.insert(name.clone(), data).is_some() {
-                    let error = refused(&self.path.joined(), format!("{name} is there twice"));
-                    self.error.get_or_insert(error);
+            Ok(tensors) => {
+                for (name, data) in tensors {
+                    if self.tensors.insert(name.clone(), data).is_some() {
+                        let error = refused(&self.path.joined(), format!("{name} is there twice"));
+                        self.error.get_or_insert(error);
+                    }
                 }
             }
             Err(error) => {

@@ -117,6 +117,27 @@ pub(crate) fn write(path: &Path, views: &[View<'_>], storages: &[TensorData]) {
     std::fs::write(path, zip(&entries(views, storages))).unwrap();
 }
 
+/// Writes a checkpoint with dictionaries within dictionaries, all under long keys, and with a tensor in each.
+pub(crate) fn write_deep(path: &Path, depth: usize) {
+    let key = [&b"X"[..], &1000u32.to_le_bytes(), &[b'k'; 1000]].concat();
+    let mut pickle = b"\x80\x02ccollections\nOrderedDict\nq\x00]".to_vec();
+    let plain = self::pickle(&[View::whole("t", 0, &[1])], &[TensorData::new(vec![0f32], [1])]);
+    let tensor =
+        &plain[plain.windows(7).position(|bytes| bytes == b"ctorch.").expect("a tensor")..plain.len() - 2];
+    pickle.extend([tensor, b"r\xff\xff\xff\x7fa}r\x01\0\0\0a"].concat());
+    for level in 1..=depth as u32 {
+        pickle.extend(
+            [&b"j"[..], &level.to_le_bytes(), &key, b"}r", &(level + 1).to_le_bytes(), b"s"].concat(),
+        );
+        pickle.extend(b"X\x01\0\0\0tj\xff\xff\xff\x7fs");
+    }
+    pickle.extend(b"j\x01\0\0\0.");
+    let len = pickle.len() as u32;
+    let mut entries = entries(&[], &[TensorData::new(vec![0f32], [1])]);
+    (entries[0].bytes, entries[0].len) = (pickle, len);
+    std::fs::write(path, zip(&entries)).expect("a checkpoint");
+}
+
 /// `0, 1, 2, ...`
 fn counting(dtype: DType, count: usize) -> TensorData {
     TensorData::new((0..count).map(|value| value as f32).collect(), [count]).convert_dtype(dtype)

@@ -61,12 +61,6 @@ fn table() -> Vec<(&'static str, &'static str, Vec<u8>, &'static str)> {
             of(r#"{"a":{"dtype":"F7","shape":[1],"data_offsets":[0,4]}}"#, 4),
             "unknown variant `F7`",
         ),
-        (
-            "a dtype without counterpart",
-            "a.safetensors",
-            of(r#"{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#, 8),
-            "tensor a is of the unknown dtype C64",
-        ),
         ("overlapping tensors", "a.safetensors", two("0,8", "4,12"), "invalid offset for tensor `b`"),
         ("a gap between tensors", "a.safetensors", two("0,8", "12,20"), "invalid offset for tensor `b`"),
         ("an end before its begin", "a.safetensors", two("8,0", "0,8"), "invalid offset for tensor `a`"),

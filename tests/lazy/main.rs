@@ -6,6 +6,7 @@ mod archives;
 mod changes;
 mod experts;
 mod files;
+mod foreign;
 mod hostile;
 mod layouts;
 mod lifecycle;

@@ -4,7 +4,7 @@
 //! tensor in its backward pass, the engine asks here, by the tensor's autodiff node, whether it can be read again instead. Only the few
 //! operations of one layer, on one thread, lie between reading and asking. So it is enough to remember the last reads of the thread. A
 //! forgotten read costs memory, but changes no result.
-use super::{FrozenWeight, weight::QUEUED};
+use super::FrozenWeight;
 use crate::node::node_id;
 use burn::backend::{
     Backend,
@@ -73,9 +73,7 @@ impl WeightSource {
 
     /// Reads the tensor.
     pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
-        if QUEUED {
-            let _ = B::flush(device); // a failure of the device shows in the next operation
-        }
+        let _ = B::flush(device); // as in `read_tensor`
         let (data, swaps) = match self.weight.read_transposed() {
             Some(transposed) => (transposed, !self.read.transposed),
             None => (self.weight.read(), self.read.transposed),

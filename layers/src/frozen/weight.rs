@@ -73,10 +73,10 @@ impl FrozenWeight for RowBlock {
     }
 }
 
-/// Whether operations, and with them the weights that they read, may wait in a queue. If so, they are run before the next weight is sent.
-pub(super) const QUEUED: bool = cfg!(feature = "fusion");
-
 /// Reads a weight into a tensor; also returns whether the tensor stays on the device.
+///
+/// Operations, and the bytes of the weights that they read, may wait in a queue of the device, so that many weights would be in host memory
+/// at once. So what waits is sent off before the next weight is read. Nobody waits for the device itself.
 ///
 /// If the runtime has pinned memory, the bytes are copied there first, into a buffer that is free again when the device has them. (In
 /// CubeCL 0.11.3 on CUDA, the buffer is from a pool of the stream; for weights of 100 MiB or more, the driver does this, in pieces.)
@@ -90,9 +90,7 @@ pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &De
     if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {
         return (tensor, true);
     }
-    if QUEUED {
-        let _ = device.flush(); // a failure of the device shows in the next operation
-    }
+    let _ = device.flush(); // a failure of the device shows in the next operation
     let tensor = match weight.read_transposed() {
         Some(transposed) => {
             let plain = device.clone().without_autodiff();

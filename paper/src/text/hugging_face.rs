@@ -75,10 +75,7 @@ pub fn lazy_load<M: HuggingFace>(
     path: impl AsRef<Path>,
     options: &LazyOptions,
 ) -> Result<(M, LazyReport), LoadError> {
-    let file = M::NAMES
-        .iter()
-        .try_fold(WeightFile::open(path)?, |file, (from, to)| file.with_key_remapping(from, to))?
-        .with_adapter(model.adapter());
+    let file = WeightFile::open(path)?.with_key_remappings(M::NAMES)?.with_adapter(model.adapter());
     let (model, report) = model.lazy_load(&file, &options.clone().with_allow_partial(true))?;
     let unused: Vec<_> = report.unused.iter().filter(|name| !name.starts_with("unused.")).cloned().collect();
     match report.missing.is_empty() && unused.is_empty() {

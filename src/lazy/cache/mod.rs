@@ -27,6 +27,7 @@ use pool::{Pool, WeightBytes};
 use state::{Slot, State};
 pub(super) use statistics::OnProgress;
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -122,6 +123,8 @@ impl Drop for Cache {
         state.idle = Idle::default();
         state.announced.clear();
         self.0.pool.close();
+        // A device may have to finish what it does before it drops a tensor, and give back leases on a thread of its own.
+        drop(state);
         self.0.weights.iter().for_each(|weight| weight.resident.clear());
         self.0.changed.notify_all();
     }
@@ -166,8 +169,12 @@ impl Drop for Lease {
         if let Some(bytes) = self.bytes.take() {
             let mut state = self.shared.lock();
             let not_cached = state.give_back(self.index, bytes);
+            let awaited = std::mem::take(&mut state.awaits_room);
             drop(state);
             drop(not_cached);
+            if awaited {
+                self.shared.changed.notify_all();
+            }
         }
     }
 }
@@ -210,9 +217,11 @@ impl Shared {
             return Ok(self.lease(index, bytes));
         }
         let waiting = Instant::now();
+        state.awaited[index] += 1;
         while matches!(state.slots[index], Slot::Reading) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.awaited[index] -= 1;
         let result = match state.present(index) {
             Some(bytes) => {
                 drop(state);
@@ -226,20 +235,21 @@ impl Shared {
         result
     }
 
-    /// Reads a weight, and evicts idle ones to make room. With `ahead` it is read ahead, and weights that are expected within
-    /// as many uses stay. Unless `take` keeps the bytes alive, only the cache holds them once the lock is
+    /// Reads a weight, and evicts idle ones to make room. With `ahead` it is read ahead, and weights that are expected at these times stay.
+    /// Unless `take` keeps the bytes alive, only the cache holds them once the lock is
     /// released.
     fn read<R>(
         &self,
         mut state: MutexGuard<'_, State>,
         index: usize,
-        ahead: Option<u64>,
+        ahead: Option<Range<u64>>,
         take: impl FnOnce(Arc<WeightBytes>) -> R,
     ) -> Result<R, LazyError> {
-        state.replace(index, Slot::Reading);
-        let len = self.weights[index].footprint();
-        while !self.room().fits(len) && state.evict(ahead.unwrap_or(0)) {}
+        let (len, is_ahead) = (self.weights[index].footprint(), ahead.is_some());
+        let protected = ahead.unwrap_or_default();
+        while !self.room().fits(len) && state.evict(&protected) {}
         let place = self.place(index); // in the room that was just made
+        state.replace(index, Slot::Reading);
         drop(state);
         let begin = Instant::now();
         // A panic must not leave those who wait for this weight waiting forever.
@@ -249,9 +259,7 @@ impl Shared {
 
         let mut state = self.lock();
         let slot = match &result {
-            Ok(bytes) if self.room().fits(0) && !(state.stopped && ahead.is_some()) => {
-                Slot::Present(bytes.clone())
-            }
+            Ok(bytes) if self.room().fits(0) && !(state.stopped && is_ahead) => Slot::Present(bytes.clone()),
             _ => Slot::Absent,
         };
         state.replace(index, slot);
@@ -260,7 +268,7 @@ impl Shared {
         state.last_read[index] = Arc::downgrade(&bytes);
         let (len, taken) = (bytes.bytes().len(), take(bytes));
         state.note_idle(index);
-        state.statistics.read_ahead += u64::from(ahead.is_some());
+        state.statistics.read_ahead += u64::from(is_ahead);
         self.count(state, index, len, reading);
         Ok(taken)
     }
@@ -319,13 +327,16 @@ impl Shared {
             state.announced.pop_front();
             return Some(next);
         }
-        state.first_learned(self.settings.prefetch).filter(|&next| self.has_room(state, next))
+        let next = state.first_learned(self.settings.prefetch)?;
+        self.has_room(state, next).then_some(next)
     }
 
     /// Whether a weight that is read ahead fits once what may be evicted for it is evicted.
-    fn has_room(&self, state: &State, next: Expected) -> bool {
+    fn has_room(&self, state: &mut State, next: Expected) -> bool {
         let missing = self.room().missing(self.weights[next.weight].footprint());
-        state.idle.can_free(missing, state.order.now(), state.protected(next))
+        let has_room = state.idle.can_free(missing, state.order.now(), &state.protected(next));
+        state.awaits_room |= !has_room;
+        has_room
     }
 
     fn rows(self: &Arc<Self>, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
@@ -355,7 +366,10 @@ impl Shared {
                 }
             }
             None => {
-                self.lock().record(index);
+                let mut state = self.lock();
+                state.record(index);
+                state.by_rows[index] = true;
+                drop(state);
                 let begin = Instant::now();
                 entry.read_rows_as(*dtype, rows, out)?;
                 let mut state = self.lock();

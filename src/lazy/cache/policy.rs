@@ -7,6 +7,7 @@
 //! is as far away as its time is, ahead or past.
 use super::order::Expected;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// How full the memory is.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +28,8 @@ impl Room {
     }
 }
 
-/// The weights that nobody but the cache holds, and the bytes that evicting them frees. In each method, `protected` is a number of uses:
-/// weights whose use is expected within as many uses stay.
+/// The weights that nobody but the cache holds, and the bytes that evicting them frees. In each method, weights that are expected at the
+/// `protected` times stay.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     weights: BTreeMap<Expected, usize>,
@@ -49,26 +50,26 @@ impl Idle {
     }
 
     /// The weight to evict: the one whose expected use is farthest from `now`.
-    pub fn farthest(&self, now: u64, protected: u64) -> Option<Expected> {
+    pub fn farthest(&self, now: u64, protected: &Range<u64>) -> Option<Expected> {
         let [first, last] = [self.weights.first_key_value(), self.weights.last_key_value()];
         let ends = [first, last].into_iter().flatten().map(|(weight, _)| *weight);
-        ends.max_by_key(|end| now.abs_diff(end.time)).filter(|end| now.abs_diff(end.time) >= protected)
+        ends.filter(|end| !protected.contains(&end.time)).max_by_key(|end| now.abs_diff(end.time))
     }
 
     /// Whether this many bytes are free once what may be evicted is evicted. Where one weight is not enough, this looks at all that stay, a
     /// few per protected use.
-    pub fn can_free(&self, bytes: usize, now: u64, protected: u64) -> bool {
+    pub fn can_free(&self, bytes: usize, now: u64, protected: &Range<u64>) -> bool {
         let farthest = || self.farthest(now, protected).and_then(|farthest| self.weights.get(&farthest));
         bytes == 0
             || farthest().is_some_and(|&first| {
-                first >= bytes || self.bytes - self.staying(now, protected).sum::<usize>() >= bytes
+                first >= bytes || self.bytes - self.staying(protected).sum::<usize>() >= bytes
             })
     }
 
-    fn staying(&self, now: u64, protected: u64) -> impl Iterator<Item = usize> + '_ {
+    fn staying(&self, protected: &Range<u64>) -> impl Iterator<Item = usize> + '_ {
         let at = |time| Expected { time, weight: 0 };
-        let first = (now + 1).saturating_sub(protected).min(now); // nothing stays if no use is protected
-        self.weights.range(at(first)..at(now + protected)).map(|(_, bytes)| *bytes)
+        let end = protected.end.max(protected.start);
+        self.weights.range(at(protected.start)..at(end)).map(|(_, bytes)| *bytes)
     }
 }
 
@@ -136,9 +137,9 @@ mod tests {
     }
 
     /// What is evicted one after the other.
-    fn evicted(mut idle: Idle, now: u64, protected: u64) -> Vec<usize> {
+    fn evicted(mut idle: Idle, now: u64, protected: Range<u64>) -> Vec<usize> {
         let mut evicted = vec![];
-        while let Some(farthest) = idle.farthest(now, protected) {
+        while let Some(farthest) = idle.farthest(now, &protected) {
             assert_eq!(idle.remove(farthest), Some(10));
             evicted.push(farthest.weight);
         }
@@ -147,23 +148,29 @@ mod tests {
 
     #[test]
     fn what_is_used_last_is_evicted_first() {
-        assert_eq!(evicted(idle(&[(0, 11), (1, 13), (2, 10), (3, 12)]), 10, 0), [1, 3, 0, 2]);
-        assert_eq!(evicted(idle(&[(0, 11), (7, u64::MAX)]), 10, 0), [7, 0], "what nobody expects before all");
-        assert_eq!(evicted(idle(&[(0, 4), (1, 13), (2, 8)]), 10, 0), [0, 1, 2], "what was expected long ago");
+        assert_eq!(evicted(idle(&[(0, 11), (1, 13), (2, 10), (3, 12)]), 10, 0..0), [1, 3, 0, 2]);
+        assert_eq!(
+            evicted(idle(&[(0, 11), (7, u64::MAX)]), 10, 0..0),
+            [7, 0],
+            "what nobody expects before all"
+        );
+        assert_eq!(
+            evicted(idle(&[(0, 4), (1, 13), (2, 8)]), 10, 0..0),
+            [0, 1, 2],
+            "what was expected long ago"
+        );
     }
 
     #[test]
     fn reading_ahead_evicts_nothing_that_is_used_before() {
         let weights = || idle(&[(0, 11), (1, 13), (2, 10), (3, 12), (4, 8)]);
-        assert_eq!(evicted(weights(), 10, 2), [1, 3, 4]);
-        for protected in 0..5 {
-            let evictable = 10 * evicted(weights(), 10, protected).len();
+        assert_eq!(evicted(weights(), 10, 10..12), [1, 3, 4]);
+        assert_eq!(evicted(weights(), 10, 8..13), [1], "what was expected before may still be used");
+        for protected in (7..12).flat_map(|start| (start..15).map(move |end| start..end)) {
+            let evictable = 10 * evicted(weights(), 10, protected.clone()).len();
             for bytes in 0..60 {
-                assert_eq!(
-                    weights().can_free(bytes, 10, protected),
-                    bytes <= evictable,
-                    "{bytes}, {protected}"
-                );
+                let can_free = weights().can_free(bytes, 10, &protected);
+                assert_eq!(can_free, bytes <= evictable, "{bytes}, {protected:?}");
             }
         }
         let room = Room { budget: 50, held: 45 };
@@ -228,8 +235,8 @@ mod tests {
             let before = self.idle.remove(Expected { time: self.next_use[weight], weight });
             self.next_use[weight] = self.order.record(weight).unwrap_or(u64::MAX);
             let evicted = if before.is_none() && self.idle.bytes == budget {
-                self.looked_at = self.looked_at.max(self.idle.staying(now, 8).count());
-                self.idle.farthest(self.order.now(), 0)
+                self.looked_at = self.looked_at.max(self.idle.staying(&(now..now + 8)).count());
+                self.idle.farthest(self.order.now(), &(0..0))
             } else {
                 None
             };
@@ -312,6 +319,6 @@ mod tests {
             cache.use_weight(layer * experts + (random >> 33) as usize % experts, budget);
         }
         assert_eq!(cache.idle.bytes, budget);
-        assert!(cache.looked_at <= 2 * 8, "{}", cache.looked_at);
+        assert!(cache.looked_at <= 8, "{}", cache.looked_at);
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct State {
     pub absent: usize,
     /// The bytes that were read last, which something may still hold after they were evicted.
     pub last_read: Vec<Weak<WeightBytes>>,
+    /// How many threads wait until another one has read it.
+    pub awaited: Vec<u32>,
     pub by_rows: Vec<bool>,
     /// Whether it was read at all.
     pub seen: Vec<bool>,
@@ -36,6 +38,8 @@ pub(super) struct State {
     /// The times for which it was told of weights.
     pub announced_times: Range<u64>,
     pub statistics: Statistics,
+    /// Whether a weight would be read ahead if there were room, so that whoever gives bytes back wakes the thread that reads ahead.
+    pub awaits_room: bool,
     /// Whether reading ahead has stopped: the cache was dropped, or a read failed, which the next use of that weight
     /// will report.
     pub stopped: bool,
@@ -47,6 +51,7 @@ impl State {
             slots: weights.iter().map(|_| Slot::Absent).collect(),
             absent: weights.len(),
             last_read: weights.iter().map(|_| Weak::new()).collect(),
+            awaited: vec![0; weights.len()],
             by_rows: weights.iter().map(|weight| weight.by_rows).collect(),
             seen: vec![false; weights.len()],
             seen_count: 0,
@@ -56,6 +61,7 @@ impl State {
             announced: VecDeque::new(),
             announced_times: 0..0,
             statistics: Statistics::default(),
+            awaits_room: false,
             stopped: false,
         }
     }
@@ -103,29 +109,32 @@ impl State {
         None
     }
 
-    /// Adds a weight to the idle ones if only the cache holds it.
+    /// Adds a weight to the idle ones if only the cache holds it, and nobody is about to.
     pub fn note_idle(&mut self, index: usize) {
         if let Slot::Present(bytes) = &self.slots[index]
+            && self.awaited[index] == 0
             && Arc::strong_count(bytes) == 1
         {
             self.idle.insert(Expected { time: self.next_use[index], weight: index }, bytes.footprint());
         }
     }
 
-    /// Evicts the idle weight whose expected use is farthest away, but none of the next `protected` uses. Whether there was one.
-    pub fn evict(&mut self, protected: u64) -> bool {
+    /// Evicts the idle weight whose expected use is farthest away, but none that is expected at the `protected` times. Whether there was one.
+    pub fn evict(&mut self, protected: &Range<u64>) -> bool {
         let Some(farthest) = self.idle.farthest(self.order.now(), protected) else { return false };
         self.idle.remove(farthest);
         self.replace(farthest.weight, Slot::Absent);
         true
     }
 
-    /// How many uses are protected when a weight is read ahead: those before its own, and all that were announced, which may
-    /// come in another order.
-    pub fn protected(&self, next: Expected) -> u64 {
+    /// The times that are protected when a weight is read ahead: those before its own, and all that were announced, whose weights may come
+    /// in another order.
+    pub fn protected(&self, next: Expected) -> Range<u64> {
         let (now, Range { start, end }) = (self.order.now(), self.announced_times.clone());
-        let announced = if now < end { end - start } else { 0 };
-        now.abs_diff(next.time).max(announced)
+        match now < end {
+            true => start..end.max(next.time),
+            false => now..next.time,
+        }
     }
 
     fn residence(&self, index: usize) -> Residence {

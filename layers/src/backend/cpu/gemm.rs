@@ -2,9 +2,12 @@
 //! before and without a copy after, and no thread packs while the others wait. Every thread computes one part of the result by itself, for
 //! which it packs its part of a factor that is not in row-major order. Up to four threads pack what they like. More threads pack
 //! [`MOST_PACKED`] summands at a time, of each factor once, and again as far as that takes an eighth of the other factor and the result.
+//!
+//! If the right factor is in column-major order (a transposed weight, as in the gradient of an input), all of it would be packed for a few
+//! rows. So a result of few rows is computed some columns at a time, in column-major order, for which nothing of that factor is packed.
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
-use core::{ops::Range, slice};
+use core::{mem::MaybeUninit, ops::Range, slice};
 use gemm::Parallelism;
 
 /// With fewer multiplications than this, one thread is faster than several.
@@ -120,32 +123,39 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         let left = &a.values[of_rows.start * a.strides[0]..];
         let right = &b.values[of_columns.start * b.strides[1]..];
         let stride = |stride: usize| stride as isize;
-        for first in (0..depth).step_by(packed) {
-            let (left, right) = (&left[first * a.strides[1]..], &right[first * b.strides[0]..]);
-            // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
-            // the result, which no other thread writes, and which is initialized if it is read.
-            unsafe {
-                gemm::gemm(
-                    of_rows.len(),
-                    of_columns.len(),
-                    packed.min(depth - first),
-                    target,
-                    1,
-                    stride(columns),
-                    adds || first > 0,
-                    left.as_ptr(),
-                    stride(a.strides[1]),
-                    stride(a.strides[0]),
-                    right.as_ptr(),
-                    stride(b.strides[1]),
-                    stride(b.strides[0]),
-                    E::one(),
-                    E::one(),
-                    false,
-                    false,
-                    false,
-                    Parallelism::None,
-                );
+        if is_by_columns(b, of_rows.len()) {
+            let left = Matrix { values: left, size: [of_rows.len(), depth], ..a };
+            let right = Matrix { values: right, size: [depth, of_columns.len()], ..b };
+            // SAFETY: as below.
+            unsafe { multiply_by_columns(left, right, target, columns, adds) };
+        } else {
+            for first in (0..depth).step_by(packed) {
+                let (left, right) = (&left[first * a.strides[1]..], &right[first * b.strides[0]..]);
+                // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
+                // the result, which no other thread writes, and which is initialized if it is read.
+                unsafe {
+                    gemm::gemm(
+                        of_rows.len(),
+                        of_columns.len(),
+                        packed.min(depth - first),
+                        target,
+                        1,
+                        stride(columns),
+                        adds || first > 0,
+                        left.as_ptr(),
+                        stride(a.strides[1]),
+                        stride(a.strides[0]),
+                        right.as_ptr(),
+                        stride(b.strides[1]),
+                        stride(b.strides[0]),
+                        E::one(),
+                        E::one(),
+                        false,
+                        false,
+                        false,
+                        Parallelism::None,
+                    );
+                }
             }
         }
         // The bias is added last, as Burn does, so that the same sums are rounded in the same order.
@@ -159,6 +169,74 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         }
     };
     parallel::each(parts(a, b, threads), work, part);
+}
+
+/// Results of at most this many rows are computed by columns, if that saves packing.
+const FEW_ROWS: usize = 64;
+
+/// Whether a part of a result with this many rows is computed by columns.
+fn is_by_columns<E>(b: Matrix<'_, E>, rows: usize) -> bool {
+    b.strides[0] == 1 && b.strides[1] > 1 && (2..=FEW_ROWS).contains(&rows)
+}
+
+/// What some columns of a result are computed in, on the stack.
+type Columns = [u64; 1 << 12];
+
+/// `a b`, or the sum of it and `result`, some columns at a time. Rows of the result are `stride` elements apart.
+///
+/// # Safety
+///
+/// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added.
+unsafe fn multiply_by_columns<E: CpuElement>(
+    a: Matrix<'_, E>,
+    b: Matrix<'_, E>,
+    result: *mut E,
+    stride: usize,
+    adds: bool,
+) {
+    let ([rows, depth], columns) = (a.size, b.columns());
+    let mut sums = MaybeUninit::<Columns>::uninit();
+    let sums = sums.as_mut_ptr().cast::<E>();
+    let width = size_of::<Columns>() / size_of::<E>() / rows;
+    for first in (0..columns).step_by(width) {
+        let count = width.min(columns - first);
+        let right = &b.values[first * b.strides[1]..];
+        // SAFETY: there is room for this many columns, nothing of which is read first, and the factors lie within their slices.
+        unsafe {
+            gemm::gemm(
+                rows,
+                count,
+                depth,
+                sums,
+                rows as isize,
+                1,
+                false,
+                a.values.as_ptr(),
+                a.strides[1] as isize,
+                a.strides[0] as isize,
+                right.as_ptr(),
+                b.strides[1] as isize,
+                b.strides[0] as isize,
+                E::one(),
+                E::one(),
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
+        // SAFETY: all of these have just been written.
+        let sums = unsafe { slice::from_raw_parts(sums, rows * count) };
+        for row in 0..rows {
+            for (column, sums) in sums.chunks_exact(rows).enumerate() {
+                // SAFETY: within this part of the result, which is initialized if it is read.
+                unsafe {
+                    let at = result.add(row * stride + first + column);
+                    at.write(if adds { at.read() + sums[row] } else { sums[row] });
+                }
+            }
+        }
+    }
 }
 
 /// So many threads may pack a factor each.
@@ -243,6 +321,8 @@ mod tests {
             [260, 200, 500],
             [500, 260, 70],
             [70, 2 * MOST_PACKED + 9, 300],
+            [33, 70, 300],
+            [FEW_ROWS, 2 * MOST_PACKED + 9, 300],
         ] {
             for transposed in 0..4 {
                 let matrix = |numbers: &[f64], [rows, columns]: [usize; 2], transposed: bool| {
