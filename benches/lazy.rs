@@ -1,5 +1,6 @@
 //! Measures eight lazy layers of 16 MiB each beside the same layers in memory: a pass over them, and the peak of the heap, for budgets of all
-//! weights, half of them and one, from a safetensors file in PyTorch's layout and from a burnpack in Burn's. The files are in the page cache.
+//! weights, half of them and one, from a safetensors file in PyTorch's layout and from a burnpack in Burn's; and mapped, where a budget of one
+//! weight copies nothing. The files are in the page cache.
 //!
 //! ```sh
 //! cargo bench --bench lazy
@@ -57,8 +58,12 @@ fn milliseconds(towers: [&Tower; 2], x: &Tensor<2>) -> [f64; 2] {
     fastest
 }
 
-fn open(path: &Path) -> Result<WeightFile, Box<dyn Error>> {
-    let file = WeightFile::open(path)?;
+fn open(path: &Path, mapped: bool) -> Result<WeightFile, Box<dyn Error>> {
+    let file = match mapped {
+        // SAFETY: nobody writes to a file in the directory of this bench any more.
+        true => unsafe { WeightFile::open_mapped(path)? },
+        false => WeightFile::open(path)?,
+    };
     let of_pytorch = path.extension().is_some_and(|extension| extension == "safetensors");
     Ok(if of_pytorch { file.with_pytorch_adapter() } else { file })
 }
@@ -87,14 +92,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for rows in [1, 16, 256] {
         let x = Tensor::<2>::random([rows, WIDTH], Distribution::Normal(0.0, 1.0), &device);
         for path in &paths {
-            for budget in [LAYERS, LAYERS / 2, 1] {
+            for (budget, mapped) in [(LAYERS, false), (LAYERS / 2, false), (1, false), (1, true)] {
                 let options = LazyOptions::new().with_budget(budget as u64 * WEIGHT);
                 let scope = Scope::start();
-                let (lazy, _) = Tower::new(&device).lazy_load(&open(path)?, &options)?;
+                let (lazy, _) = Tower::new(&device).lazy_load(&open(path, mapped)?, &options)?;
                 let [in_memory, of_lazy] = milliseconds([&eager, &lazy], &x);
                 table.add_row([
                     rows.to_string(),
-                    path.extension().unwrap_or_default().to_string_lossy().into_owned(),
+                    path.extension().unwrap_or_default().to_string_lossy().into_owned()
+                        + if mapped { ", mapped" } else { "" },
                     budget.to_string(),
                     format!("{in_memory:.1}"),
                     format!("{of_lazy:.1}"),

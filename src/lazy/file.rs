@@ -192,36 +192,36 @@ impl WeightFile {
     /// Returns an error if the expression is malformed or matches no name, if `to` refers to a group that the expression does not have, or
     /// if two tensors would have the same name.
     pub fn with_key_remapping(self, from: &str, to: &str) -> Result<Self, LazyError> {
-        self.with_key_remappings(&[(from, to)])
+        let replacement = Replacement::new(from, to)?;
+        match self.has_match(&replacement) {
+            true => self.replaced(&replacement),
+            false => Err(replacement.matches_none(self.tensors.names())),
+        }
     }
 
-    /// Renames the tensors by a table, as [`with_key_remapping`](Self::with_key_remapping) does by each of its rows, one after the other.
-    /// Rows may match nothing: the table may be for a family of models, not each of which has all tensors.
+    /// Renames the tensors by a table, as [`with_key_remapping`](Self::with_key_remapping) does by each of its rows, one after the other. A
+    /// row may match nothing: the table may be for a family of models, not each of which has all tensors.
     ///
     /// # Errors
     ///
-    /// Those of `with_key_remapping`. That the expression matches no name is an error only if none of the table does.
+    /// Those of `with_key_remapping`, except that an expression matches no name.
     pub fn with_key_remappings(self, table: &[(&str, &str)]) -> Result<Self, LazyError> {
-        let mut tensors = (*self.tensors).clone();
-        let mut none = None;
-        let mut matched = table.is_empty();
-        for (from, to) in table {
+        table.iter().try_fold(self, |file, (from, to)| {
             let replacement = Replacement::new(from, to)?;
-            if !tensors.names().any(|name| replacement.apply(name).is_some()) {
-                none.get_or_insert_with(|| replacement.matches_none(tensors.names()));
-                continue;
-            }
-            matched = true;
-            let renamed =
-                tensors.renamed(|name| Some(replacement.apply(name).unwrap_or_else(|| name.into())));
-            tensors = renamed.map_err(|[first, second, name]| {
-                replacement.error(format!("{first} and {second} would both be called {name}"))
-            })?;
-        }
-        match none {
-            Some(none) if !matched => Err(none),
-            _ => Ok(self.with_tensors(tensors)),
-        }
+            if file.has_match(&replacement) { file.replaced(&replacement) } else { Ok(file) }
+        })
+    }
+
+    fn has_match(&self, replacement: &Replacement) -> bool {
+        self.tensors.names().any(|name| replacement.matches(name))
+    }
+
+    fn replaced(self, replacement: &Replacement) -> Result<Self, LazyError> {
+        let name = |name: &str| Some(replacement.apply(name).unwrap_or_else(|| name.into()));
+        let tensors = self.tensors.renamed(name).map_err(|[first, second, name]| {
+            replacement.error(format!("{first} and {second} would both be called {name}"))
+        })?;
+        Ok(self.with_tensors(tensors))
     }
 
     /// Adapts the tensors to the modules that they are loaded into. A tensor that the adapter changes is read whole, and changed whenever

@@ -16,9 +16,13 @@ impl Replacement {
         replacement.check_groups().map(|()| replacement)
     }
 
+    pub fn matches(&self, name: &str) -> bool {
+        self.pattern.is_match(name)
+    }
+
     /// The new name; `None` if the pattern matches nothing in it.
     pub fn apply(&self, name: &str) -> Option<String> {
-        self.pattern.is_match(name).then(|| self.pattern.replace_all(name, &self.to[..]).into_owned())
+        self.matches(name).then(|| self.pattern.replace_all(name, &self.to[..]).into_owned())
     }
 
     pub fn error(&self, reason: impl Into<String>) -> LazyError {
@@ -138,9 +142,7 @@ mod tests {
 
     #[test]
     fn wrappers_are_known_by_all_names() {
-        let without = |of: &[&str]| {
-            without_wrappers(names(of).iter()).into_iter().map(|(plain, _)| plain).collect::<Vec<_>>()
-        };
+        let without = |of: &[&str]| without_wrappers(names(of).iter()).into_keys().collect::<Vec<_>>();
         assert_eq!(without(&["module.a.weight", "module.b"]), ["a.weight", "b"]);
         assert_eq!(without(&["module._orig_mod.a", "module._orig_mod.b"]), ["a", "b"]);
         assert_eq!(without(&["_orig_mod.module.a"]), ["a"]);

@@ -138,7 +138,7 @@ impl WeightFile {
         let pattern = Replacement::new(from, "")?;
         let mut tensors = self.contents().clone();
         let names: Vec<String> =
-            tensors.entries.keys().filter(|name| pattern.apply(name).is_some()).cloned().collect();
+            tensors.entries.keys().filter(|name| pattern.matches(name)).cloned().collect();
         if names.is_empty() {
             return Err(pattern.matches_none(tensors.names()));
         }

@@ -1,5 +1,8 @@
 //! Adapters in the files of Python's `peft`: there and back, what is refused, and `peft` itself where it is installed.
 #![cfg(feature = "flex")]
+
+mod trained;
+
 use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, RowOrder, RowOrders, WeightFile};

@@ -166,3 +166,22 @@ fn adapters_of_a_model_beyond_the_device_budget() {
         assert!(now() < before + BYTES / 2, "{} bytes in use, {before} before", now());
     }
 }
+
+/// Weights that wait until the device takes them are in host memory: no more of them than the budget says, and the one that is read.
+#[test]
+fn weights_that_wait_for_the_device_are_within_the_budget() {
+    let _alone = alone();
+    let (_directory, file) = saved(Stack::new(&Device::flex()));
+    let device = gpu();
+    let options = LazyOptions::new().with_min_bytes(0).with_budget(2 * BYTES).with_prefetch(0);
+    let (stack, report) = Stack::new(&device).lazy_load(&file, &options).expect("the same module");
+    for _ in 0..2 {
+        let mut x = tensor::<2>(values([3, WIDTH], 1), &device);
+        for layer in &stack.layers {
+            x = layer.forward(x);
+            let held = report.cache.cached_bytes();
+            assert!(held <= 3 * BYTES, "{held} bytes");
+        }
+        x.into_data();
+    }
+}
