@@ -1,20 +1,27 @@
-//! Measures eight lazy layers of 16 MiB each beside the same layers in memory: a pass over them, and the peak of the heap, for budgets of all
-//! weights, half of them and one, from a safetensors file in PyTorch's layout and from a burnpack in Burn's; and mapped, where a budget of one
-//! weight copies nothing. The files are in the page cache.
+//! Measures lazy layers beside the same layers in memory: a pass over them, and the peak of the heap.
+//!
+//! - A tower of eight layers of 16 MiB, for budgets of all weights, half of them and one, from a safetensors file in PyTorch's layout and from a
+//!   burnpack in Burn's; and mapped, where a budget of one weight copies nothing.
+//! - The encoder with adapters of the README, by its code.
+//! - PyTorch, in memory and offloaded to disk by `accelerate`, where `$PYTHON` (or `python3`) can import both.
+//!
+//! The files are in the page cache.
 //!
 //! ```sh
 //! cargo bench --bench lazy
 //! ```
 #![recursion_limit = "256"]
-use burn::module::Module;
+use burn::module::{Lora, Module};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::{Scope, TrackingAllocator, mib};
+use burn_memsave::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_store::{BurnToPyTorchAdapter, ModuleSnapshot, SafetensorsStore};
 use comfy_table::{Table, presets};
 use std::error::Error;
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 #[global_allocator]
@@ -44,13 +51,13 @@ impl Tower {
 
 /// The milliseconds of the fastest pass of each, after one that is not timed. They pass in turns, so that a machine whose speed drifts is fair
 /// to both.
-fn milliseconds(towers: [&Tower; 2], x: &Tensor<2>) -> [f64; 2] {
+fn milliseconds(passes: [&dyn Fn(); 2]) -> [f64; 2] {
     let mut fastest = [f64::INFINITY; 2];
-    for pass in 0..=PASSES {
-        for (tower, fastest) in towers.into_iter().zip(&mut fastest) {
+    for index in 0..=PASSES {
+        for (pass, fastest) in passes.into_iter().zip(&mut fastest) {
             let begin = Instant::now();
-            tower.forward(x.clone()).into_data();
-            if pass > 0 {
+            pass();
+            if index > 0 {
                 *fastest = fastest.min(begin.elapsed().as_secs_f64() * 1e3);
             }
         }
@@ -68,35 +75,32 @@ fn open(path: &Path, mapped: bool) -> Result<WeightFile, Box<dyn Error>> {
     Ok(if of_pytorch { file.with_pytorch_adapter() } else { file })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let device = Device::flex();
-    let directory = tempfile::tempdir()?;
-    let paths = ["model.safetensors", "model.bpk"].map(|name| directory.path().join(name));
-    let eager = Tower::new(&device);
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header(header);
+    table
+}
+
+fn tower(device: &Device, directory: &Path) -> Result<(), Box<dyn Error>> {
+    let paths = ["model.safetensors", "model.bpk"].map(|name| directory.join(name));
+    let eager = Tower::new(device);
     let mut store = SafetensorsStore::from_file(&paths[0]).with_to_adapter(BurnToPyTorchAdapter);
     eager.save_into(&mut store)?;
     eager.clone().save_file(&paths[1])?;
     drop(store);
 
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
-    table.set_header([
-        "rows",
-        "file",
-        "budget (weights)",
-        "eager (ms)",
-        "lazy (ms)",
-        "of eager",
-        "heap (MiB)",
-    ]);
+    let mut table =
+        table(&["rows", "file", "budget (weights)", "eager (ms)", "lazy (ms)", "of eager", "heap (MiB)"]);
     for rows in [1, 16, 256] {
-        let x = Tensor::<2>::random([rows, WIDTH], Distribution::Normal(0.0, 1.0), &device);
+        let x = Tensor::<2>::random([rows, WIDTH], Distribution::Normal(0.0, 1.0), device);
         for path in &paths {
             for (budget, mapped) in [(LAYERS, false), (LAYERS / 2, false), (1, false), (1, true)] {
                 let options = LazyOptions::new().with_budget(budget as u64 * WEIGHT);
                 let scope = Scope::start();
-                let (lazy, _) = Tower::new(&device).lazy_load(&open(path, mapped)?, &options)?;
-                let [in_memory, of_lazy] = milliseconds([&eager, &lazy], &x);
+                let (lazy, _) = Tower::new(device).lazy_load(&open(path, mapped)?, &options)?;
+                let pass = |tower: &Tower| drop(tower.forward(x.clone()).into_data());
+                let [in_memory, of_lazy] = milliseconds([&|| pass(&eager), &|| pass(&lazy)]);
                 table.add_row([
                     rows.to_string(),
                     path.extension().unwrap_or_default().to_string_lossy().into_owned()
@@ -112,4 +116,74 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("{table}");
     Ok(())
+}
+
+/// The encoder of the README, whose weights are in PyTorch's layout.
+fn encoder(directory: &Path) -> Result<(), Box<dyn Error>> {
+    let path = directory.join("encoder.safetensors");
+    let device = Device::flex().autodiff();
+    let config = TransformerEncoderConfig::new(1024, 4096, 16, 24);
+    let eager = config.init(&device);
+    let mut store = SafetensorsStore::from_file(&path).with_to_adapter(BurnToPyTorchAdapter);
+    eager.save_into(&mut store)?;
+    drop(store);
+    let eager = eager.apply_lora(Lora::new(8, 16.0));
+    let forward = |encoder: &TransformerEncoder| {
+        drop(
+            encoder.forward(TransformerEncoderInput::new(Tensor::ones([1, 128, 1024], &device))).into_data(),
+        );
+    };
+
+    let mut table = table(&["encoder", "budget (MiB)", "eager (ms)", "lazy (ms)", "of eager", "heap (MiB)"]);
+    for (budget, mapped) in [(16, false), (64, false), (512, false), (64, true)] {
+        let scope = Scope::start();
+        let file = open(&path, mapped)?;
+        let options = LazyOptions::new().with_budget(budget << 20).with_prefetch(2);
+        let (encoder, _) = config.init(&device).lazy_load(&file, &options)?;
+        let encoder = encoder.apply_lora(Lora::new(8, 16.0));
+        let [in_memory, of_lazy] = milliseconds([&|| forward(&eager), &|| forward(&encoder)]);
+        table.add_row([
+            if mapped { "mapped" } else { "copied" }.to_owned(),
+            budget.to_string(),
+            format!("{in_memory:.0}"),
+            format!("{of_lazy:.0}"),
+            format!("{:.2}", in_memory / of_lazy),
+            mib(scope.peak()),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+/// The same in PyTorch, or why not.
+fn python() -> Result<(), Box<dyn Error>> {
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let imports = Command::new(&python).args(["-c", "import torch, accelerate"]).output();
+    if !imports.is_ok_and(|output| output.status.success()) {
+        println!("skipped: {python} cannot import torch and accelerate");
+        return Ok(());
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/lazy.py");
+    let output = Command::new(python).args([script, &rayon::current_num_threads().to_string()]).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let mut table = table(&["PyTorch", "rows", "eager (ms)", "disk_offload (ms)", "of eager"]);
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let [name, rows, in_memory, offloaded] = line.split(',').collect::<Vec<_>>()[..] else {
+            return Err(format!("{line:?} is no row").into());
+        };
+        let [in_memory, offloaded] = [in_memory.parse::<f64>()?, offloaded.parse()?];
+        let ratio = format!("{:.2}", in_memory / offloaded);
+        table.add_row([name, rows, &format!("{in_memory:.1}"), &format!("{offloaded:.1}"), &ratio]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let directory = tempfile::tempdir()?;
+    tower(&Device::flex(), directory.path())?;
+    encoder(directory.path())?;
+    python()
 }
