@@ -54,7 +54,7 @@ pub(super) fn open(file: &Arc<OpenFile>) -> Result<Archive, LazyError> {
     let options = ZipReadOptions::new().ignore_crc32(unchecked);
     let entry = archive.by_index_with_options(index, options).map_err(|error| malformed(&error))?;
     entry.take(PICKLE_BYTES).read_to_end(&mut pickle).map_err(|error| malformed(&error))?;
-    let Some(Views { views, others }) = views(&pickle) else { return Ok(Archive::default()) };
+    let Some(Views { views, mut others }) = views(&pickle) else { return Ok(Archive::default()) };
 
     let mut storages: HashMap<&str, Option<Range<u64>>> = HashMap::new();
     let mut placed = HashMap::new();
@@ -63,7 +63,10 @@ pub(super) fn open(file: &Arc<OpenFile>) -> Result<Archive, LazyError> {
             let storage = storage(&mut archive, &format!("{root}data/{key}"), file)?;
             storages.insert(key, storage);
         }
-        let Some(storage) = &storages[key] else { continue };
+        let Some(storage) = &storages[key] else {
+            others.insert(name, "its bytes are compressed".into());
+            continue;
+        };
         let beyond = || file.malformed(format!("tensor {name} reaches beyond its storage"));
         let bytes = |count: u64| count.checked_mul(dtype.size() as u64).ok_or_else(beyond);
         let count = shape.iter().try_fold(1u64, |count, &axis| count.checked_mul(axis as u64));

@@ -6,6 +6,9 @@ use burn::module::Module;
 use burn::tensor::Shape;
 use std::fmt;
 
+/// For so many parameters similar names are searched.
+const SEARCHED: usize = 100;
+
 /// What of a [`WeightFile`] fits a module. Displays as a list.
 #[derive(Debug)]
 pub struct WeightCheck {
@@ -15,7 +18,7 @@ pub struct WeightCheck {
     pub missing: Vec<MissingParameter>,
     /// Why tensors do not fit the parameters of their names: shapes, dtypes, tensors that cannot be read.
     pub misfits: Vec<LazyError>,
-    /// The tensors of the file that no parameter uses.
+    /// The tensors of the file that have the name of no parameter.
     pub unused: Vec<String>,
     /// What fits but is likely to be wrong: square weights that PyTorch wrote, loaded without an adapter that transposes them.
     pub warnings: Vec<String>,
@@ -37,7 +40,7 @@ pub struct MissingParameter {
     pub path: String,
     /// Its shape.
     pub shape: Shape,
-    /// Similar names in the file, the most similar one first.
+    /// Similar names in the file, the most similar one first, for the first hundred parameters that are missing.
     pub similar_names: Vec<String>,
 }
 
@@ -78,13 +81,20 @@ impl WeightFile {
                     matched.push(MatchedParameter { path, tensor });
                 }
                 Ok(None) => {
-                    let similar_names = self.similar_names(&path);
+                    let is_searched = missing.len() < SEARCHED; // a search goes through all names
+                    let similar_names = if is_searched { self.similar_names(&path) } else { vec![] };
                     missing.push(MissingParameter { path, shape, similar_names });
                 }
                 Err(error) => misfits.push(error),
             }
         }
-        let unused = unused(self, matched.iter().map(|parameter| &parameter.tensor));
+        let misfitting = misfits.iter().filter_map(|misfit| match misfit {
+            LazyError::Shape { tensor, .. }
+            | LazyError::DType { tensor, .. }
+            | LazyError::Tensor { tensor, .. } => Some(tensor),
+            _ => None,
+        });
+        let unused = unused(self, matched.iter().map(|parameter| &parameter.tensor).chain(misfitting));
         WeightCheck { matched, missing, misfits, unused, warnings }
     }
 }

@@ -15,7 +15,8 @@ pub enum LazyError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file has none of the known formats, or its header is damaged.
+    /// The file has none of the known formats, its header is damaged, it is not clear which file of a directory is meant, or it has nothing of
+    /// what was asked for.
     #[error("{}: {reason}", file.display())]
     Malformed {
         /// The file.

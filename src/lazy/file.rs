@@ -43,7 +43,8 @@ pub enum ReadMode {
 ///
 /// The tensors of zip archives, which PyTorch writes since 1.6, are read where they lie in the file, and can be mapped; their checksums are
 /// not compared. burn-store reads compressed entries, tensors that are not contiguous, bools, and checkpoints of older formats. It reads a
-/// whole tensor at a time, also for a few rows of an embedding.
+/// whole tensor at a time, also for a few rows of an embedding. A checkpoint with a kind of tensor that burn-store does not know (sparse, complex,
+/// quantized by PyTorch, float8) is read without its help: only what lies in the archive in row-major order.
 ///
 /// ```
 /// use burn::module::Module;
@@ -177,15 +178,14 @@ impl WeightFile {
         if tensors.names().next().is_some() {
             return Ok(self.with_tensors(tensors));
         }
-        let keys: BTreeSet<_> =
-            self.tensors.names().filter_map(|name| name.split('.').next()).take(64).collect();
-        let keys = keys.into_iter().collect::<Vec<_>>().join(", ");
+        let keys: BTreeSet<_> = self.tensors.names().filter_map(|name| name.split('.').next()).collect();
+        let keys = keys.into_iter().take(64).collect::<Vec<_>>().join(", ");
         let reason = format!("no tensors under the key {key}; it has the keys {keys}");
         Err(LazyError::Malformed { file: self.path, reason })
     }
 
     /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer to groups as
-    /// `$1` (or `${1}`, before a letter, a digit or a `_`).
+    /// `$1` (or `${1}`, before a letter, a digit or a `_`). Names are those of the file, with the prefixes of wrappers, if there are any.
     ///
     /// # Errors
     ///
@@ -278,7 +278,7 @@ impl WeightFile {
     }
 
     /// The tensor with this name, or with this name in a wrapper, and its name in the file.
-    fn get(&self, name: &str) -> Result<Option<(&String, &Entry)>, LazyError> {
+    pub(super) fn get(&self, name: &str) -> Result<Option<(&String, &Entry)>, LazyError> {
         let Tensors { entries, unreadable, .. } = &*self.tensors;
         for name in [Some(name), self.plain_names.get(name).map(String::as_str)].into_iter().flatten() {
             if let Some(Unreadable { file, reason }) = unreadable.get(name) {

@@ -27,6 +27,8 @@ pub(super) struct Tensors {
     pub entries: BTreeMap<String, Entry>,
     /// Those that cannot be read, and the errors that say why.
     pub unreadable: BTreeMap<String, Unreadable>,
+    /// Why there may be others in the file, which are not known.
+    pub incomplete: Option<String>,
     /// Whether PyTorch wrote them, so that the matrices of linear layers are transposed.
     pub of_pytorch: bool,
 }
@@ -52,7 +54,8 @@ impl Tensors {
     /// The tensors under other names; those that have none are left out. Returns the first clash: the names of two, and what both would be
     /// called. Entries keep the name that they have in the file, for messages.
     pub fn renamed(&self, to: impl Fn(&str) -> Option<String>) -> Result<Self, [String; 3]> {
-        let mut renamed = Self { of_pytorch: self.of_pytorch, ..Self::default() };
+        let mut renamed = Self::default();
+        renamed.has_part(self);
         let mut former: BTreeMap<String, &String> = BTreeMap::new();
         for name in self.names() {
             let Some(new) = to(name) else { continue };
@@ -65,6 +68,12 @@ impl Tensors {
             }
         }
         Ok(renamed)
+    }
+
+    /// Takes over what is true of all tensors of a part.
+    fn has_part(&mut self, part: &Self) {
+        self.of_pytorch |= part.of_pytorch;
+        self.incomplete = self.incomplete.take().or_else(|| part.incomplete.clone());
     }
 
     /// Moves a tensor to `to`; false if there is none.
@@ -147,7 +156,7 @@ fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError>
         let mut tensors = Tensors::default();
         for file in &found {
             let mut shard = open(&path.join(file), opener)?;
-            tensors.of_pytorch |= shard.of_pytorch;
+            tensors.has_part(&shard);
             for name in shard.names().cloned().collect::<Vec<_>>() {
                 if tensors.file_of(&name).is_some() {
                     return Err(ambiguous(&found));
@@ -187,7 +196,7 @@ fn sharded(file: Arc<OpenFile>, opener: Opener<'_>) -> Result<Tensors, LazyError
         }
         if !shards.contains_key(&shard) {
             let opened = open_tensors(Arc::new(opener(directory.join(&shard))?))?;
-            tensors.of_pytorch |= opened.of_pytorch;
+            tensors.has_part(&opened);
             shards.insert(shard.clone(), opened);
         }
         let found = shards.get_mut(&shard).is_some_and(|shard| shard.give(&name, &mut tensors));
@@ -322,7 +331,8 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         let entry = Entry::of_span(name.clone(), place.dtype, Shape::from(place.shape), place.span);
         (name, entry)
     };
-    let (entries, unreadable): (BTreeMap<_, _>, _) = match read {
+    let mut tensors = Tensors { of_pytorch: true, ..Tensors::default() };
+    match read {
         Ok(found) => {
             let entry = |(name, tensor): (String, StoreTensor)| {
                 let tensor = packed(tensor);
@@ -334,21 +344,23 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
                     None => (name, of_store(&file, tensor)),
                 }
             };
-            (found.into_iter().map(entry).collect(), BTreeMap::new())
+            tensors.entries = found.into_iter().map(entry).collect();
         }
         // A kind of tensor that burn-store does not know, which need not be one that is used.
         Err(error) if placed.is_empty() => return Err(not_read(&file, &error)),
-        Err(_) => {
+        Err(error) => {
             let unreadable = others.into_iter().map(|(name, reason)| {
-                let file = file.path.clone();
-                (name, Unreadable { file, reason })
+                let reason = format!("{reason}; and the checkpoint as a whole cannot be read: {error}");
+                (name, Unreadable { file: file.path.clone(), reason })
             });
-            (placed.into_iter().map(|(name, place)| of_span(name, place)).collect(), unreadable.collect())
+            tensors.unreadable = unreadable.collect();
+            tensors.entries = placed.into_iter().map(|(name, place)| of_span(name, place)).collect();
+            tensors.incomplete = Some(error.to_string());
         }
-    };
-    match entries.is_empty() {
+    }
+    match tensors.entries.is_empty() {
         true => Err(file.malformed("a pickle without tensors")),
-        false => Ok(Tensors { entries, unreadable, of_pytorch: true }),
+        false => Ok(tensors),
     }
 }
 

@@ -66,26 +66,23 @@ const BEFORE_ALL: [&str; 2] = ["module.", "base_model.model."];
 /// What `torch.compile` puts before the names of the module in it, which may be part of another one.
 const COMPILED: &str = "_orig_mod";
 
-/// The names that tensors would have without wrappers around their module, to their names; those only that differ, and are of one tensor.
-pub(super) fn without_wrappers<'a>(
-    names: impl Iterator<Item = &'a String> + Clone,
-) -> BTreeMap<String, String> {
-    let mut prefix = String::new();
+/// The names that tensors would have without some of the wrappers around their module, to their names; those only that differ, and are of one
+/// tensor. Each of [`BEFORE_ALL`] is taken off once: a module may have a field of that name.
+pub(super) fn without_wrappers<'a>(names: impl Iterator<Item = &'a String>) -> BTreeMap<String, String> {
     let plain = |name: &str| name.split('.').filter(|part| *part != COMPILED).collect::<Vec<_>>().join(".");
-    while let Some(wrapper) = BEFORE_ALL.into_iter().find(|wrapper| {
-        let wrapped =
-            |name: &String| plain(name).strip_prefix(&prefix).is_some_and(|name| name.starts_with(wrapper));
-        names.clone().next().is_some() && names.clone().all(wrapped)
-    }) {
-        prefix.push_str(wrapper);
-    }
-    let mut found: BTreeMap<String, Vec<&String>> = BTreeMap::new();
-    for name in names {
-        let plain = plain(name);
-        found.entry(plain.strip_prefix(&prefix).unwrap_or(&plain).into()).or_default().push(name);
+    let names: Vec<(String, &String)> = names.map(|name| (plain(name), name)).collect();
+    let mut found: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
+    let (mut begin, mut wrappers) = (0, BEFORE_ALL.to_vec());
+    while !names.is_empty() {
+        for (plain, name) in &names {
+            found.entry(&plain[begin..]).or_default().push(name);
+        }
+        let is_wrapper = |wrapper: &&str| names.iter().all(|(plain, _)| plain[begin..].starts_with(wrapper));
+        let Some(at) = wrappers.iter().position(is_wrapper) else { break };
+        begin += wrappers.remove(at).len();
     }
     let only = found.into_iter().filter_map(|(plain, names)| match names[..] {
-        [name] if *name != plain => Some((plain, name.clone())),
+        [name] if name != plain => Some((plain.to_owned(), name.clone())),
         _ => None,
     });
     only.collect()
@@ -144,9 +141,13 @@ mod tests {
     fn wrappers_are_known_by_all_names() {
         let without = |of: &[&str]| without_wrappers(names(of).iter()).into_keys().collect::<Vec<_>>();
         assert_eq!(without(&["module.a.weight", "module.b"]), ["a.weight", "b"]);
-        assert_eq!(without(&["module._orig_mod.a", "module._orig_mod.b"]), ["a", "b"]);
-        assert_eq!(without(&["_orig_mod.module.a"]), ["a"]);
-        assert_eq!(without(&["base_model.model.a.0._orig_mod.w"]), ["a.0.w"]);
+        assert_eq!(
+            without(&["module._orig_mod.a", "module._orig_mod.b"]),
+            ["a", "b", "module.a", "module.b"]
+        );
+        assert_eq!(without(&["module.module.a"]), ["module.a"], "a field that is called so");
+        assert_eq!(without(&["_orig_mod.module.a"]), ["a", "module.a"]);
+        assert_eq!(without(&["base_model.model.a.0._orig_mod.w"]), ["a.0.w", "base_model.model.a.0.w"]);
         assert_eq!(without(&["a.0._orig_mod.w", "b"]), ["a.0.w"]);
         assert!(without(&["module.a", "b"]).is_empty(), "a part that is called so");
         assert!(without(&["_orig_mod.a", "a"]).is_empty(), "two of the same name");

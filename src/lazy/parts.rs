@@ -9,8 +9,9 @@ use std::ops::Range;
 
 impl WeightFile {
     /// Splits tensors into equal parts of their rows (entries of the first axis): a tensor whose name the regular expression `from` matches
-    /// is replaced by one tensor for each name of `to`, in the order of the rows. Names may refer to groups of `from` as `$1`. Parts are
-    /// read where they lie in the file, each by itself.
+    /// is replaced by one tensor for each of `to`, in the order of the rows. What matches is replaced in the name by `to`, which may refer to
+    /// groups of `from` as `$1`, as in [`with_key_remapping`](Self::with_key_remapping). Parts are read where they lie in the file, each by
+    /// itself.
     ///
     /// ```
     /// # use burn::tensor::{Device, Tensor};
@@ -33,9 +34,9 @@ impl WeightFile {
     ///
     /// Returns the errors of [`with_key_remapping`](Self::with_key_remapping), and an error if the rows cannot be divided.
     pub fn with_equal_rows(self, from: &str, to: &[&str]) -> Result<Self, LazyError> {
-        let to = replacements(from, to)?;
+        let (to, file) = (replacements(from, to)?, self.clone());
         self.with_derived(from, |name, tensors| {
-            let entry = taken(tensors, name)?;
+            let entry = taken(&file, tensors, name)?;
             split_equally(&entry, to.iter().filter_map(|to| to.apply(name)).collect())
         })
     }
@@ -48,8 +49,9 @@ impl WeightFile {
     /// Returns the errors of [`with_key_remapping`](Self::with_key_remapping), and an error if a tensor does not have these rows.
     pub fn with_rows(self, from: &str, to: &[(&str, Range<usize>)]) -> Result<Self, LazyError> {
         let names = replacements(from, &to.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
+        let file = self.clone();
         self.with_derived(from, |name, tensors| {
-            let entry = taken(tensors, name)?;
+            let entry = taken(&file, tensors, name)?;
             let mut parts: Vec<(String, Vec<Entry>)> = vec![];
             for (to, (_, rows)) in names.iter().zip(to) {
                 let Some(name) = to.apply(name) else { continue };
@@ -64,17 +66,17 @@ impl WeightFile {
     }
 
     /// Puts the rows (entries of the first axis) of several tensors into one: of that whose name the regular expression `from` matches, and
-    /// then of those with the names `others`, which may refer to groups of `from`, as may the new name. The new tensor is read whole.
+    /// then of those whose names have each of `others` in place of the match. The new name has `to` there. The new tensor is read whole.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`with_key_remapping`](Self::with_key_remapping), and an error if one of the others is missing, or if dtypes or
     /// other axes differ.
     pub fn with_joined_rows(self, from: &str, others: &[&str], to: &str) -> Result<Self, LazyError> {
-        let (others, to) = (replacements(from, others)?, Replacement::new(from, to)?);
+        let (others, to, file) = (replacements(from, others)?, Replacement::new(from, to)?, self.clone());
         self.with_derived(from, |name, tensors| {
             let names = others.iter().filter_map(|other| other.apply(name));
-            let parts = [name.to_owned()].into_iter().chain(names).map(|name| taken(tensors, &name));
+            let parts = [name.to_owned()].into_iter().chain(names).map(|name| taken(&file, tensors, &name));
             let whole = joined(parts.collect::<Result<_, _>>()?)?;
             Ok(to.apply(name).map(|name| (name, whole)).into_iter().collect())
         })
@@ -120,9 +122,10 @@ impl WeightFile {
             let from = format!(r"^(|.*\.){}$", regex::escape(g));
             let (v, to) =
                 (Replacement::new(&from, &format!("${{1}}{v}"))?, Replacement::new(&from, "${1}weight")?);
+            let names = file.clone();
             file.with_derived(&from, |name, tensors| {
-                let g = taken(tensors, name)?;
-                let v = taken(tensors, &v.apply(name).unwrap_or_default())?;
+                let g = taken(&names, tensors, name)?;
+                let v = taken(&names, tensors, &v.apply(name).unwrap_or_default())?;
                 let weight = normalized(g, v)?;
                 Ok(to.apply(name).map(|name| (name, weight)).into_iter().collect())
             })
@@ -140,11 +143,13 @@ impl WeightFile {
         let names: Vec<String> =
             tensors.entries.keys().filter(|name| pattern.matches(name)).cloned().collect();
         if names.is_empty() {
+            let unreadable = tensors.unreadable.keys().find(|name| pattern.matches(name));
+            unreadable.map_or(Ok(()), |name| self.get(name).map(drop))?;
             return Err(pattern.matches_none(tensors.names()));
         }
         for name in &names {
             for (to, entry) in derive(name, &mut tensors)? {
-                if tensors.names().any(|other| *other == to) {
+                if tensors.entries.contains_key(&to) || tensors.unreadable.contains_key(&to) {
                     return Err(pattern.error(format!("what is made of {name} would be a second {to}")));
                 }
                 tensors.entries.insert(to, entry);
@@ -159,11 +164,8 @@ fn replacements(from: &str, to: &[&str]) -> Result<Vec<Replacement>, LazyError> 
 }
 
 /// Takes a tensor out of those of the file.
-pub(super) fn taken(tensors: &mut Tensors, name: &str) -> Result<Entry, LazyError> {
-    tensors.entries.remove(name).ok_or_else(|| LazyError::Pattern {
-        pattern: name.into(),
-        reason: "a tensor of this name is needed, and the file has none that can be read".into(),
-    })
+pub(super) fn taken(file: &WeightFile, tensors: &mut Tensors, name: &str) -> Result<Entry, LazyError> {
+    tensors.entries.remove(name).ok_or_else(|| file.missing(name, &[]))
 }
 
 /// Equal parts of the rows of a tensor, in their order, with these names.
@@ -183,7 +185,7 @@ fn rows_of(entry: &Entry, rows: Range<usize>) -> Result<Entry, LazyError> {
     if rows.start > rows.end || rows.end > count {
         return Err(entry.error(format!("it has {count} rows, and not {rows:?}")));
     }
-    let width = shape[1..].iter().product::<usize>() * dtype.size();
+    let width = shape.num_elements() / count.max(1) * dtype.size();
     shape[0] = rows.len();
     let (start, len, name) = (rows.start * width, rows.len() * width, entry.tensor.name.clone());
     Ok(match &entry.span {
@@ -217,7 +219,7 @@ fn joined(parts: Vec<Entry>) -> Result<Entry, LazyError> {
             let (tensor, kind) = (&first.tensor.name, (dtype, shape.to_vec()));
             return Err(other.error(format!("its rows cannot be joined to those of {tensor}, {kind:?}")));
         }
-        shape[0] += of.shape[0];
+        shape[0] = shape[0].saturating_add(of.shape[0]); // no more than there are bytes, or rows are empty
     }
     let len = parts.iter().map(|part| part.len_as(dtype)).sum();
     Ok(parts[0].clone().made(dtype, shape, len, move |out| {
@@ -247,7 +249,9 @@ fn normalized(g: Entry, v: Entry) -> Result<Entry, LazyError> {
         return Err(g.error(format!("its shape {of_g:?} is not that of norms of {:?}", &shape[..])));
     }
     let (count, inner) = match axis {
-        Some(axis) => (shape[axis], shape[axis + 1..].iter().product()),
+        Some(axis) => {
+            (shape[axis], shape[axis + 1..].iter().fold(1, |inner: usize, size| inner.saturating_mul(*size)))
+        }
         None => (1, shape.num_elements()),
     };
     let len = v.len_as(dtype);

@@ -97,15 +97,20 @@ impl TryFrom<&WeightFile> for PrepareSource {
 
     /// All tensors as they are in the file, sorted by name. Numbers in names are compared by value (`layers.2` comes before `layers.10`).
     ///
-    /// Returns an error for a file with an adapter, which depends on the module: use [`for_module`](Self::for_module).
+    /// Returns an error for a file with an adapter, which depends on the module: use [`for_module`](Self::for_module). So it does if one of
+    /// the tensors cannot be read.
     fn try_from(file: &WeightFile) -> Result<Self, LazyError> {
         if file.has_adapter() {
             return Err(LazyError::Adapter { file: file.path().to_path_buf() });
         }
-        let Tensors { entries, unreadable, .. } = file.contents();
+        let Tensors { entries, unreadable, incomplete, .. } = file.contents();
         if let Some((name, Unreadable { file, reason })) = unreadable.first_key_value() {
             let (file, tensor, reason) = (file.clone(), name.clone(), reason.clone());
             return Err(LazyError::Tensor { file, tensor, reason });
+        }
+        if let Some(reason) = incomplete {
+            let (file, reason) = (file.path().to_path_buf(), format!("not all of it can be read: {reason}"));
+            return Err(LazyError::Malformed { file, reason });
         }
         let mut tensors: Vec<_> = entries.iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
         tensors.sort_by_cached_key(|(name, _)| natural_order(name));

@@ -2,7 +2,7 @@
 use super::format::Tensors;
 use super::parts::{split_equally, taken};
 use super::{LazyError, WeightFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The names of all that is changed: after the path of a layer.
 const NAMES: &str = r"^(|.*\.)((weight|bias)_(ih|hh)_l\d+(_reverse)?|in_proj_(weight|bias)|[qkv]_proj_weight|out_proj\.(weight|bias))$";
@@ -20,11 +20,17 @@ impl WeightFile {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file has none of these layers, or if the gates cannot be told from a shape, as in an LSTM with projections.
+    /// Returns an error if the file has none of these layers; if the gates cannot be told from a shape, as in an LSTM with projections; or if
+    /// an attention has biases that are keys and values (`add_bias_kv`), which Burn's does not have.
     pub fn with_pytorch_layers(self) -> Result<Self, LazyError> {
-        let layers = Layers::of(self.contents())?;
-        self.with_derived(NAMES, |name, tensors| {
-            split_equally(&taken(tensors, name)?, layers.names_of(name).unwrap_or_else(|| vec![name.into()]))
+        let (file, layers) = (self.clone(), Layers::of(self.contents())?);
+        if layers.recurrent.is_empty() && layers.attention.is_empty() {
+            let reason = "it has no LSTM, GRU, RNN or MultiheadAttention of PyTorch".into();
+            return Err(LazyError::Malformed { file: self.path().to_path_buf(), reason });
+        }
+        self.with_derived(NAMES, |name, tensors| match layers.names_of(name) {
+            Some(names) => split_equally(&taken(&file, tensors, name)?, names),
+            None => Ok(vec![]),
         })
     }
 }
@@ -33,7 +39,7 @@ impl WeightFile {
 #[derive(Default)]
 struct Layers {
     recurrent: BTreeMap<String, Recurrent>,
-    attention: Vec<String>,
+    attention: BTreeSet<String>,
 }
 
 struct Recurrent {
@@ -50,17 +56,28 @@ impl Layers {
             let before =
                 |end: &str| name.strip_suffix(end).filter(|path| path.is_empty() || path.ends_with('.'));
             if let Some(path) = before("in_proj_weight").or_else(|| before("q_proj_weight")) {
-                layers.attention.push(path.into());
+                layers.attention.insert(path.into());
+            }
+            if before("bias_k")
+                .is_some_and(|path| tensors.entries.contains_key(&format!("{path}in_proj_bias")))
+            {
+                return Err(entry.error("Burn's attention has no biases that are keys and values"));
             }
             let Some(path) = before("weight_hh_l0") else { continue };
             let shape = &entry.tensor.shape;
-            let gates: &[&str] = match shape[..] {
-                [rows, columns] if rows == 4 * columns => {
-                    &["input_gate", "forget_gate", "cell_gate", "output_gate"]
+            let gates_of = |rows: usize, columns: usize| {
+                rows.checked_div(columns).filter(|gates| gates * columns == rows)
+            };
+            let count = if let [rows, columns] = shape[..] { gates_of(rows, columns) } else { None };
+            let gates: &[&str] = match count {
+                Some(4) => &["input_gate", "forget_gate", "cell_gate", "output_gate"],
+                Some(3) => &["reset_gate", "update_gate", "new_gate"],
+                Some(1) => &["gate"],
+                _ => {
+                    return Err(
+                        entry.error(format!("its shape {:?} is that of no LSTM, GRU or RNN", &shape[..]))
+                    );
                 }
-                [rows, columns] if rows == 3 * columns => &["reset_gate", "update_gate", "new_gate"],
-                [rows, columns] if rows == columns => &["gate"],
-                _ => return Err(entry.error(format!("its shape {shape:?} is that of no LSTM, GRU or RNN"))),
             };
             let has = |end: &str| tensors.entries.contains_key(&format!("{path}{end}"));
             let (is_deep, is_bidirectional) = (has("weight_hh_l1"), has("weight_hh_l0_reverse"));
@@ -77,7 +94,7 @@ impl Layers {
         };
         let at = end.rfind('.').map_or(0, |dot| dot + 1);
         let (path, parameter) = name.split_at(at);
-        if self.attention.iter().any(|layer| layer == path) {
+        if self.attention.contains(path) {
             let (of, kind) = parameter.rsplit_once(['_', '.'])?;
             let parts: &[&str] = match of {
                 "in_proj" => &["query", "key", "value"],

@@ -5,6 +5,7 @@ use crate::lora::DoraAdapter;
 use burn::module::{LoraAdapter, Param, Reparameterizer};
 use burn::tensor::{DType, Tensor, TensorData};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// What attaches adapters: where they come from, and the first error.
@@ -12,6 +13,8 @@ pub(super) struct Attach<N> {
     pub config: PeftConfig,
     pub names: N,
     pub tensors: Tensors,
+    /// Modules that the file has values for although the configuration does not say so.
+    pub unnamed: BTreeSet<String>,
     pub error: Option<String>,
 }
 

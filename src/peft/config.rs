@@ -5,11 +5,11 @@ use regex::Regex;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// What `adapter_config.json` says of adapters. [`load`](super::load) returns it and [`save`](super::save) takes it, so that what was
 /// trained on goes back as it came. A [`Lora`] becomes one, too.
@@ -270,7 +270,7 @@ impl PeftConfig {
     }
 
     /// Whether the weight of a module is stored as here, with the inputs first: that of a `Conv1D` of `transformers`, which is told by its
-    /// name. (`fan_in_fan_out` says that there are such modules.)
+    /// name. (`fan_in_fan_out` says that there are such modules; `peft` sets it for the layer that it adapted last.)
     pub(super) fn has_inputs_first(&self, name: &str) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
         self.fan_in_fan_out && ["c_attn", "c_fc", "c_proj", "q_attn"].contains(&last)
@@ -309,12 +309,12 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D
 #[derive(Clone, Debug)]
 struct Patterns<T> {
     values: Vec<(String, T)>,
-    compiled: OnceCell<Result<Vec<Regex>, String>>,
+    compiled: OnceLock<Result<Vec<Regex>, String>>,
 }
 
 impl<T> Default for Patterns<T> {
     fn default() -> Self {
-        Self { values: vec![], compiled: OnceCell::new() }
+        Self { values: vec![], compiled: OnceLock::new() }
     }
 }
 
@@ -360,7 +360,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Patterns<T> {
                 while let Some(entry) = map.next_entry()? {
                     patterns.push(entry);
                 }
-                Ok(Patterns { values: patterns, compiled: OnceCell::new() })
+                Ok(Patterns { values: patterns, compiled: OnceLock::new() })
             }
         }
         deserializer.deserialize_map(InOrder(PhantomData))

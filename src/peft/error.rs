@@ -42,6 +42,14 @@ pub enum PeftError {
         /// What is wrong.
         reason: String,
     },
+    /// A parameter that is trained beside adapters cannot be written.
+    #[error("the parameter {parameter}: {reason}")]
+    Parameter {
+        /// Path of the parameter.
+        parameter: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The module has no adapter.
     #[error("the module has no adapter")]
     NoAdapter,

@@ -196,7 +196,8 @@ fn of_python(
 /// Attaches the adapters in a directory to a module without adapters, and freezes its other parameters, as
 /// [`apply_lora`](Module::apply_lora) does. Parameters that were trained beside the adapters are loaded, and stay trainable. If the file has
 /// values for other parameters, such as a resized embedding, these are loaded and frozen, and their modules are added to the
-/// [`modules_to_save`](PeftConfig::modules_to_save) of the configuration, so that [`save`] writes them again. Returns the configuration, too: give it to [`save`], and look at its [`dropout`](PeftConfig::dropout) before you go on with the training. `names` says
+/// [`modules_to_save`](PeftConfig::modules_to_save) of the configuration, so that [`save`] writes them again (and whoever loads that takes them
+/// for trained). Returns the configuration, too: give it to [`save`], and look at its [`dropout`](PeftConfig::dropout) before you go on with the training. `names` says
 /// where the modules are in Python.
 ///
 /// # Errors
@@ -218,7 +219,8 @@ pub fn load<M: Module>(
     let tensors = Tensors::open(directory)?;
     let file = tensors.file.path().to_path_buf();
     let use_dora = config.use_dora();
-    let attach = Rc::new(RefCell::new(Attach { config, names, tensors, error: None }));
+    let attach =
+        Rc::new(RefCell::new(Attach { config, names, tensors, unnamed: BTreeSet::new(), error: None }));
     let module = match use_dora {
         false => module.apply_reparameterization(AttachLora(attach.clone())),
         true => module.apply_reparameterization(AttachDora(attach.clone())),
@@ -230,7 +232,11 @@ pub fn load<M: Module>(
     let none = || (!attach.tensors.has_any()).then(|| "it has no tensors".to_owned());
     match attach.error.take().or_else(left).or_else(none) {
         Some(reason) => Err(PeftError::Tensors { file, reason }),
-        None => Ok((module, attach.config.clone())),
+        None => {
+            let mut config = attach.config.clone();
+            attach.unnamed.iter().for_each(|name| config.save_too(name));
+            Ok((module, config))
+        }
     }
 }
 

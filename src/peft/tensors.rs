@@ -57,14 +57,14 @@ impl Tensors {
         self.taken.contains_key(name)
     }
 
-    /// The names of tensors that no parameter took. (Of a module that is trained as a whole, `bias = "all"` writes the biases of both copies
-    /// that `peft` has of it, too; and batches are not counted here.)
+    /// The names of tensors that no parameter took. `peft` has two copies of a module that is trained as a whole, and may write biases and
+    /// embeddings of both beside what is loaded. A counter of batches is not used here.
     pub fn left(&self) -> impl Iterator<Item = &str> {
-        let is_ours = |name: &&str| {
-            ![".original_module.", ".modules_to_save."].iter().any(|copy| name.contains(copy))
-                && !name.ends_with(BATCHES)
+        let is_known = |name: &&str| {
+            let trained = name.replace(".modules_to_save.", ".");
+            self.is_taken(&trained) || name.contains(".original_module.") || name.ends_with(BATCHES)
         };
-        self.file.tensors().map(|tensor| tensor.name).filter(|name| !self.is_taken(name)).filter(is_ours)
+        self.file.tensors().map(|tensor| tensor.name).filter(move |name| !is_known(name))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Parameters that are trained beside adapters: those of whole modules, such as a new head, and biases.
 use super::attach::{Attach, float_of};
 use super::tensors::BATCHES;
-use super::{ModuleNames, PREFIX, PeftConfig, PeftError, refused};
+use super::{EMBEDDING, LAYER, ModuleNames, PREFIX, PeftConfig, PeftError, Suffixes, refused};
 use crate::burn_next::{handed, packed};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -20,19 +20,17 @@ fn place(path: &VisitPath) -> Option<(String, &str, &[String])> {
     (!is_factor).then(|| (path.module().join("."), name.as_str(), path.containers()))
 }
 
-/// Whether a parameter is a bias in Python. That of a norm is `beta` here.
-fn is_bias(parameter: &str) -> bool {
-    ["bias", "beta"].contains(&parameter)
-}
-
-/// The name of a parameter of a norm in Python.
-fn of_python(parameter: &str) -> &str {
-    match parameter {
-        "gamma" => "weight",
-        "beta" => "bias",
-        other => other,
+/// The name of a parameter in Python, where those of norms are called otherwise.
+fn of_python<'a>(parameter: &'a str, containers: &[String]) -> &'a str {
+    let container = containers.last().and_then(|container| container.split_once(':'));
+    match (parameter, container.is_some_and(|(_, name)| NORMS.contains(&name))) {
+        ("gamma", true) => "weight",
+        ("beta", true) => "bias",
+        _ => parameter,
     }
 }
+
+const NORMS: [&str; 6] = ["BatchNorm", "LayerNorm", "GroupNorm", "RmsNorm", "InstanceNorm", "AddRmsNorm"];
 
 fn is_dense(containers: &[String]) -> bool {
     containers.last().is_some_and(|container| container.ends_with(":Linear"))
@@ -63,18 +61,21 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
     ) -> Result<Option<(Tensor<D>, bool)>, String> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
         let name = self.attach.names.name(&module);
+        let parameter_there = of_python(parameter, containers);
         let keys = ["", BASE].map(|base| {
-            [parameter, of_python(parameter)].map(|parameter| format!("{PREFIX}{name}{base}.{parameter}"))
+            [parameter, parameter_there].map(|parameter| format!("{PREFIX}{name}{base}.{parameter}"))
         });
-        let Attach { tensors, config, names, .. } = &mut *self.attach;
+        let Attach { tensors, config, names, unnamed, .. } = &mut *self.attach;
         let found = tensors.file.find_for(&keys.concat(), containers).map_err(|error| error.to_string())?;
         let Some(found) = found else { return Ok(None) };
         let path = self.path.joined();
         tensors.mark(found.name(), &path)?;
-        let has_adapter = found.name().contains(&format!("{BASE}."));
+        let (is_bias, is_base) = (parameter_there == "bias", found.name().contains(&format!("{BASE}.")));
+        let factors = [LAYER, EMBEDDING].map(|Suffixes(first, _)| format!("{PREFIX}{name}{first}"));
+        let has_adapter = is_base || factors.iter().any(|factor| tensors.is_taken(factor));
         // `peft` writes the weight of an embedding beside its adapter. It is that of the base.
-        let is_of_base = has_adapter && !is_bias(parameter);
-        let is_trained = config.saves(&name) || is_bias(parameter) && config.trains_bias(has_adapter);
+        let is_of_base = is_base && !is_bias;
+        let is_trained = config.saves(&name) || is_bias && config.trains_bias(has_adapter);
         let base = param.base();
         if self.lazy.contains(&path) || !base.dtype().is_float() {
             if is_of_base && !is_trained {
@@ -87,8 +88,8 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
                 ));
             }
         }
-        if !is_trained && !is_of_base {
-            config.save_too(&name); // as older versions wrote heads, and resized embeddings
+        if !is_trained && !has_adapter {
+            unnamed.insert(name.clone()); // as older versions wrote heads, and all write resized embeddings
         }
         let as_stored = D == 2 && is_dense(containers) && config.has_inputs_first(&name);
         let data = if as_stored { found.read_as_stored() } else { found.read(float_of(&base)) };
@@ -155,7 +156,8 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(vec![]) };
         let (name, has_adapter) = (self.names.name(&module), self.adapted.contains(&module));
         let is_saved = self.config.saves(&name);
-        if !(is_saved || is_bias(parameter) && self.config.trains_bias(has_adapter)) {
+        let parameter_there = of_python(parameter, containers);
+        if !(is_saved || parameter_there == "bias" && self.config.trains_bias(has_adapter)) {
             return Ok(vec![]);
         }
         let error = |reason: String| refused(&module, format!("{parameter}: {reason}"));
@@ -163,7 +165,8 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
             return Err(refused(&module, "it has an adapter, and is one of the modules to save"));
         }
         if self.lazy.contains(&self.path.joined()) {
-            return Err(error("it is lazy, so it was not trained, but is one of the modules to save".into()));
+            let reason = "it is lazy, so it was not trained, but its module is one of those to save".into();
+            return Err(PeftError::Parameter { parameter: self.path.joined(), reason });
         }
         let mut data = param.val().without_autodiff().into_data();
         if let Some(order) = self.names.row_order(&module) {
@@ -175,7 +178,7 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
             data = bridge::to_data(&tensor).map_err(|reason| error(reason.to_string()))?;
         }
         let base = if has_adapter { BASE } else { "" };
-        let mut tensors = vec![(format!("{PREFIX}{name}{base}.{}", of_python(parameter)), data)];
+        let mut tensors = vec![(format!("{PREFIX}{name}{base}.{parameter_there}"), data)];
         if parameter == "running_mean" {
             // PyTorch has a counter beside the statistics, and `peft` asks for it.
             tensors.push((format!("{PREFIX}{name}{BATCHES}"), TensorData::new(vec![0i64], [0; 0])));

@@ -9,8 +9,8 @@ use burn_memsave::lazy::{
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::conv::{Conv1d, Conv1dConfig};
 use burn_memsave::nn::{
-    BiLstm, BiLstmConfig, Gru, GruConfig, Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig1d, Rnn,
-    RnnConfig,
+    BiLstm, BiLstmConfig, Embedding, EmbeddingConfig, Gru, GruConfig, Linear, LinearConfig, Lstm, LstmConfig,
+    PaddingConfig1d, Rnn, RnnConfig,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde::Deserialize;
@@ -83,7 +83,13 @@ fn names_in_wrappers() {
         assert_eq!(lazy.weight.val().into_data(), eager.weight.val().into_data());
         assert_eq!(file.read("weight").unwrap(), eager.weight.val().into_data());
     }
-    // A module may be called so.
+    // A module may be called so, also in a wrapper.
+    #[derive(Module, Debug)]
+    struct Wrapper {
+        module: Linear,
+    }
+    let file = saved.safetensors().with_key_remapping("^", "module.module.").unwrap();
+    load(Wrapper { module: linear(2) }, &file, &all());
     let file = saved.safetensors().with_key_remapping("^bias", "module.bias").unwrap();
     assert!(linear(2).lazy_load(&file, &all()).is_err());
 }
@@ -140,7 +146,7 @@ fn a_check_finds_everything_at_once() {
     assert!(
         matches!(&check.misfits[..], [LazyError::Shape { parameter, .. }] if parameter == "first.weight")
     );
-    assert_eq!(check.unused, ["first.weight", "third.second.bias", "third.second.weight"]);
+    assert_eq!(check.unused, ["third.second.bias", "third.second.weight"]);
     let shown = check.to_string();
     for line in [
         "1 of 4 parameters",
@@ -192,6 +198,9 @@ fn tensors_that_are_not_read_refuse_only_what_uses_them() {
     let (lazy, report) = load(only(), &file, &all());
     assert_eq!(lazy.weight.val().into_data().try_into_vec::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     assert_eq!(report.unused, ["complex", "eight", "quantized", "sparse", "strided"]);
+    assert!(
+        file.read("sparse").unwrap_err().to_string().contains("the checkpoint as a whole cannot be read")
+    );
     for (name, kind) in [
         ("sparse", "_rebuild_sparse_tensor"),
         ("quantized", "_rebuild_qtensor"),
@@ -303,8 +312,8 @@ fn layers_of_pytorch_are_split_and_renamed() {
     let tolerance = Tolerance::absolute(1e-6); // products with transposed views sum in another order
     prepared.forward(x()).into_data().assert_approx_eq::<f32>(&direct.forward(x()).into_data(), tolerance);
 
-    let error = open(&data("model.pt")).with_pytorch_layers().unwrap_err();
-    assert!(matches!(error, LazyError::Pattern { .. }), "{error}");
+    let error = open(&data("model.pt")).with_pytorch_layers().unwrap_err().to_string();
+    assert!(error.contains("it has no LSTM"), "{error}");
 }
 
 #[test]
@@ -353,7 +362,7 @@ fn rows_are_split_joined_and_copied() {
         (file().with_equal_rows("^a.qkv$", &["x", "y", "z", "w"]), "6 rows cannot be divided into 4"),
         (file().with_equal_rows("^a.qkv$", &["other", "y"]), "a second other"),
         (file().with_rows("^a.qkv$", &[("x", 5..7)]), "it has 6 rows, and not 5..7"),
-        (file().with_joined_rows("^a.qkv$", &["none"], "x"), "a tensor of this name is needed"),
+        (file().with_joined_rows("^a.qkv$", &["none"], "x"), "no tensor for the parameter none"),
         (file().with_joined_rows("^a.qkv$", &["a.bias"], "x"), "cannot be joined"),
         (file().with_copies("^none$", "x"), "it matches none"),
         (file().with_weight_norm(), "it matches none"),
@@ -363,29 +372,34 @@ fn rows_are_split_joined_and_copied() {
     }
 }
 
-/// Parts of rows are read where they lie, by layers, too, and so are rows of parts.
+/// Parts of rows are read where they lie, and so are rows of parts.
 #[test]
 fn parts_are_lazy() {
     #[derive(Module, Debug)]
     struct Split {
         query: Linear,
         key: Linear,
+        table: Embedding,
     }
     let device = Device::flex();
-    let split = || {
-        let layer = || LinearConfig::new(4, 3).with_bias(false).init(&device);
-        Split { query: layer(), key: layer() }
-    };
+    let layer = || LinearConfig::new(4, 3).with_bias(false).init(&device);
+    let split = || Split { query: layer(), key: layer(), table: EmbeddingConfig::new(2, 4).init(&device) };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
-    let numbers: Vec<f32> = (0..24).map(|x| x as f32).collect();
-    write_floats(&path, &[("qk.weight", &[6, 4], &numbers)]);
-    let file = open(&path).with_equal_rows("^qk", &["query", "key"]).unwrap().with_pytorch_adapter();
-    let (lazy, report) = load(split(), &file, &all());
-    assert_eq!(report.lazy.len(), 2);
+    let numbers: Vec<f32> = (0..32).map(|x| x as f32).collect();
+    write_floats(&path, &[("all.weight", &[8, 4], &numbers)]);
+    let rows = [("query", 0..3), ("key", 3..6), ("table", 6..8)];
+    let file = open(&path).with_rows("^all", &rows).unwrap().with_pytorch_adapter();
+    let options = all().with_prefetch(0).with_budget(3 * 4 * 4);
+    let (lazy, report) = load(split(), &file, &options);
+    assert_eq!(report.lazy.len(), 3);
     let x = Tensor::<2>::from_floats([[1.0, 0.0, 0.0, 2.0]], &device);
-    let expected = TensorData::from([[42.0f32, 54.0, 66.0]]); // x [12, 13, 14, 15]^T and the next rows
+    let expected = TensorData::from([[42.0f32, 54.0, 66.0]]); // of [12, 13, 14, 15] and the next rows
     lazy.key.forward(x).into_data().assert_eq(&expected, false);
+    assert_eq!(report.cache.statistics().bytes_read, 3 * 4 * 4);
+    let row = lazy.table.forward(Tensor::from_ints([[1]], &device));
+    row.into_data().assert_eq(&TensorData::from([[[28.0f32, 29.0, 30.0, 31.0]]]), false);
+    assert_eq!(report.cache.statistics().bytes_read, (3 + 1) * 4 * 4, "one row");
 }
 
 #[test]
@@ -424,7 +438,19 @@ fn destinations_that_are_refused() {
     assert!(!saved.path("other.bpk").exists());
 }
 
-/// A dictionary that is nested very deeply has paths far longer than its pickle, so that not all of them may be stored.
+/// What is done with names takes a time that grows with their length, not with its square.
+#[test]
+fn names_in_many_wrappers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let name = "module.".repeat(1 << 20) + "_orig_mod.w";
+    write_floats(&path, &[(&name, &[1], &[1.0])]);
+    let begin = std::time::Instant::now();
+    assert_eq!(open(&path).tensors().len(), 1);
+    assert!(begin.elapsed().as_secs() < 60, "minutes, if each prefix were taken off by itself");
+}
+
+/// A dictionary that is nested very deeply has paths far longer than its pickle: 200 GB here, which would end this process.
 #[test]
 fn deep_dictionaries_take_no_more_memory_than_their_file() {
     let directory = tempfile::tempdir().unwrap();

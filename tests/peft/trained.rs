@@ -3,7 +3,7 @@ use crate::{Shake, alone, assert_refused, with_config};
 use burn::module::{Lora, Module, Param, ParamGroup, Quantizer};
 use burn::nn::LinearLayout;
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::{BatchNorm, BatchNormConfig, InstanceNorm, InstanceNormConfig, Linear, LinearConfig};
 use burn_memsave::peft::{PeftBias, PeftConfig, load, save};
@@ -24,6 +24,7 @@ struct Model {
 }
 
 const WIDTH: usize = 4;
+const LABELS: usize = 3;
 
 impl Model {
     fn new(seed: u64, device: &Device) -> Self {
@@ -34,7 +35,7 @@ impl Model {
             batch: BatchNormConfig::new(WIDTH).init(device),
             instance: InstanceNormConfig::new(WIDTH).init(device),
             head: linear().init(device),
-            columns: linear().with_layout(LinearLayout::Col).init(device),
+            columns: LinearConfig::new(WIDTH, LABELS).with_layout(LinearLayout::Col).init(device),
         };
         model.map(&mut Shake)
     }
@@ -85,6 +86,9 @@ fn entries_are_ends_of_names() {
     {
         assert!(found.iter().any(|found| found == name), "{name}: {found:?}");
     }
+    let file = WeightFile::open(directory.path().join("adapter_model.safetensors")).unwrap();
+    let weight = file.read("base_model.model.score.weight").unwrap();
+    assert_eq!(weight, model.columns.weight.val().transpose().into_data(), "in PyTorch's layout");
     for device in [Device::flex().autodiff(), Device::flex()] {
         let (loaded, _) = load(Model::new(2, &device), directory.path(), names).unwrap();
         assert_eq!(loaded.values(), model.values(), "columnar and square weights, too");
@@ -114,7 +118,7 @@ fn values_that_no_configuration_names_are_loaded_and_written_again() {
     let device = Device::flex().autodiff();
     let (loaded, config) = load(Model::new(2, &device), directory.path(), names).unwrap();
     assert_eq!(loaded.head.weight.val().into_data(), model.head.weight.val().into_data());
-    assert!(!loaded.head.weight.is_require_grad());
+    assert!(!loaded.head.weight.is_require_grad() && !loaded.head.bias.as_ref().unwrap().is_require_grad());
     assert_eq!(config.modules_to_save(), ["lm_head"]);
     let again = tempfile::tempdir().unwrap();
     save(&loaded, &config, again.path(), names).unwrap();
@@ -128,6 +132,54 @@ fn values_that_no_configuration_names_are_loaded_and_written_again() {
     let lazy = lazy().apply_lora(on_body());
     let config = PeftConfig::from(&on_body()).with_modules_to_save(["lm_head"]);
     assert_refused(save(&lazy, config, again.path(), names), "it is lazy, so it was not trained");
+}
+
+/// A layer scale is called `gamma` in Python, too, and `beta` need not be a bias.
+#[test]
+fn names_of_norms_are_those_of_norms_only() {
+    #[derive(Module, Debug)]
+    struct Scaled {
+        body: Linear,
+        scale: LayerScale,
+    }
+    #[derive(Module, Debug)]
+    struct LayerScale {
+        gamma: Param<Tensor<1>>,
+        beta: Param<Tensor<1>>,
+    }
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let vector = |value: f32| Param::from_tensor(Tensor::full([WIDTH], value, &device));
+    let new = |value: f32| Scaled {
+        body: LinearConfig::new(WIDTH, WIDTH).init(&device),
+        scale: LayerScale { gamma: vector(value), beta: vector(value) },
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let model = new(2.0).apply_lora(on_body());
+    save(&model, PeftConfig::from(&on_body()).with_bias(PeftBias::All), directory.path(), names).unwrap();
+    assert!(!written(directory.path()).iter().any(|name| name.starts_with("scale")));
+    let config = PeftConfig::from(&on_body()).with_modules_to_save(["scale"]);
+    save(&model, config, directory.path(), names).unwrap();
+    assert_eq!(written(directory.path())[2..], ["scale.beta", "scale.gamma"]);
+    let (loaded, _) = load(new(1.0), directory.path(), names).unwrap();
+    assert_eq!(loaded.scale.gamma.val().into_data(), model.scale.gamma.val().into_data());
+}
+
+/// Older versions wrote the bias of an adapted layer as that of any other.
+#[test]
+fn biases_of_adapted_layers_by_their_old_names() {
+    let _alone = alone();
+    let (_, directory) = saved(PeftConfig::from(&on_body()).with_bias(PeftBias::LoraOnly));
+    let path = directory.path().join("adapter_model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let renamed = tensors.into_iter().map(|(name, view)| (name.replace(".base_layer.", "."), view));
+    std::fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
+    let device = Device::flex().autodiff();
+    let (loaded, config) = load(Model::new(2, &device), directory.path(), names).unwrap();
+    assert!(loaded.body.bias.as_ref().unwrap().is_require_grad());
+    assert!(config.modules_to_save().is_empty());
+    save(&loaded, &config, directory.path(), names).unwrap();
 }
 
 #[test]
@@ -144,8 +196,20 @@ fn biases_of_both_copies_of_a_module_are_ignored() {
     let all = tensors.tensors().into_iter().chain(copies.map(|name| (name, bias.clone())));
     let bytes = safetensors::serialize(all, None).unwrap();
     std::fs::write(&path, bytes).unwrap();
-    let (loaded, _) = load(Model::new(2, &Device::flex().autodiff()), directory.path(), names).unwrap();
+    let device = Device::flex().autodiff();
+    let (loaded, _) = load(Model::new(2, &device), directory.path(), names).unwrap();
     assert_eq!(loaded.values()[1], model.values()[1]);
+    // A copy alone is that of a module which was not loaded.
+    let bytes = std::fs::read(&path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let renamed = tensors
+        .into_iter()
+        .map(|(name, view)| (name.replace("lm_head.weight", "lm_head.modules_to_save.weight"), view));
+    std::fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
+    assert_refused(
+        load(Model::new(2, &device), directory.path(), names),
+        "no module for base_model.model.lm_head.modules_to_save.weight",
+    );
 }
 
 #[test]
@@ -214,7 +278,12 @@ fn a_quantized_base() {
     let base = Model::new(2, &Device::flex()).quantize_weights(&mut quantizer);
     let (loaded, _) = load(base, directory.path(), names).unwrap();
     assert_eq!(loaded.head.weight.val().into_data(), model.head.weight.val().into_data());
-    loaded.body.forward(Tensor::<2>::ones([2, WIDTH], &Device::flex()));
+    let x = Tensor::<2>::ones([2, WIDTH], &Device::flex());
+    let adapter = loaded.body.weight.adapter().unwrap();
+    let expected = x.clone().matmul(loaded.body.weight.base().dequantize())
+        + loaded.body.bias.as_ref().unwrap().val().unsqueeze()
+        + x.clone().matmul(adapter.a.val()).matmul(adapter.b.val()) * adapter.scale;
+    loaded.body.forward(x).into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
 }
 
 #[test]

@@ -169,10 +169,9 @@ impl Drop for Lease {
         if let Some(bytes) = self.bytes.take() {
             let mut state = self.shared.lock();
             let not_cached = state.give_back(self.index, bytes);
-            let awaited = std::mem::take(&mut state.awaits_room);
             drop(state);
             drop(not_cached);
-            if awaited {
+            if std::mem::take(&mut self.shared.lock().awaits_room) {
                 self.shared.changed.notify_all();
             }
         }

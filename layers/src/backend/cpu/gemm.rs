@@ -4,7 +4,7 @@
 //! [`MOST_PACKED`] summands at a time, of each factor once, and again as far as that takes an eighth of the other factor and the result.
 //!
 //! If the right factor is in column-major order (a transposed weight, as in the gradient of an input), all of it would be packed for a few
-//! rows. So a result of few rows is computed some columns at a time, in column-major order, for which nothing of that factor is packed.
+//! rows. So a result of few rows is computed some columns at a time, in column-major order, for which nothing of that factor is packed (on x86-64).
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{mem::MaybeUninit, ops::Range, slice};
@@ -363,6 +363,26 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    /// By columns, in f32, also with few summands.
+    #[test]
+    fn few_rows_are_sums_of_products() {
+        for (rows, depth, columns) in [(2, 1, 300), (FEW_ROWS, 2, 140), (7, 33, 1), (FEW_ROWS, 700, 129)] {
+            let number = |at: usize| ((at * 7919) % 201) as f32 / 100.0 - 1.0;
+            let a: Vec<f32> = (0..rows * depth).map(number).collect();
+            let b: Vec<f32> = (0..columns * depth).map(number).collect();
+            let left = Matrix::in_order(&a, [rows, depth]).expect("a matrix");
+            let right = Matrix::in_order(&b, [columns, depth]).expect("a matrix").transpose();
+            for (at, found) in product(left, right, None).into_iter().enumerate() {
+                let factors = a[at / columns * depth..][..depth].iter().zip(&b[at % columns * depth..]);
+                let exact: f64 = factors.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                assert!(
+                    (f64::from(found) - exact).abs() < 1e-4,
+                    "{rows} {depth} {columns}, {at}: {found}, not {exact}"
+                );
             }
         }
     }
