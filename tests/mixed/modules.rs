@@ -183,10 +183,10 @@ fn lazy_weights_are_of_the_type_of_their_file() {
     let model = || LinearConfig::new(8, 4).init(&device);
     for (name, dtype) in [("wide", DType::F32), ("half", DType::BF16)] {
         let options = PrepareOptions::new().with_dtype(dtype);
-        prepare(PrepareSource::of_module(&model()), path(&format!("{name}.safetensors")), &options).unwrap();
+        prepare(PrepareSource::of_module(&model()), path(&format!("{name}.bpk")), &options).unwrap();
     }
     let lazy = |name: &str| {
-        let file = WeightFile::open(path(&format!("{name}.safetensors"))).unwrap();
+        let file = WeightFile::open(path(&format!("{name}.bpk"))).unwrap();
         model()
             .lazy_load(&file, &LazyOptions::new().with_min_bytes(0))
             .unwrap()

@@ -380,7 +380,7 @@ mod tests {
                 let factors = a[at / columns * depth..][..depth].iter().zip(&b[at % columns * depth..]);
                 let exact: f64 = factors.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                 assert!(
-                    (f64::from(found) - exact).abs() < 1e-4,
+                    (f64::from(found) - exact).abs() < 1e-5 * (1.0 + exact.abs()),
                     "{rows} {depth} {columns}, {at}: {found}, not {exact}"
                 );
             }
