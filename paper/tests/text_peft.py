@@ -92,14 +92,18 @@ def theirs():
         ),
         embedding=dict(target_modules=["k_proj", "embed_tokens", "lm_head"]),
         saved=dict(modules_to_save=["embed_tokens", "lm_head"]),
+        norms=dict(modules_to_save=["norm"]),
         half={},
         pickled={},
     )
     options = {
-        "bert": dict(lora={}, dora=dict(use_dora=True), biases=dict(bias="all"), own=dict(bias="lora_only")),
-        "gpt2": dict(lora={}, dense=dict(target_modules=["c_attn", "c_fc", "c_proj"])),
+        "bert": dict(lora={}, dora=dict(use_dora=True), biases=dict(bias="all"), own=dict(bias="lora_only"))
+        | dict(norms=dict(modules_to_save=["LayerNorm"], bias="all")),
+        "gpt2": dict(lora={}, dense=dict(target_modules=["c_attn", "c_fc", "c_proj"]))
+        | dict(saved=dict(modules_to_save=["c_proj"]), norms=dict(modules_to_save=["ln_1", "ln_f"])),
         "llama": dict(lora={}) | of_llama,
-        "t5": dict(lora={}, dense=dict(target_modules=["k", "o", "wi", "wo"])),
+        "t5": dict(lora={}, dense=dict(target_modules=["k", "o", "wi", "wo"]))
+        | dict(norms=dict(modules_to_save=["layer_norm"])),
     }
     for family, (make, config, length) in families.items():
         choices = no_pooler.get(family, {})

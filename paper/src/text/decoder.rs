@@ -190,6 +190,8 @@ impl HuggingFace for Llama {
             (".gate.linear_inner", ".mlp.gate_proj"),
             (".gate.linear_outer", ".mlp.up_proj"),
             (".down", ".mlp.down_proj"),
+            (".attention_norm", ".input_layernorm"),
+            (".feed_forward_norm", ".post_attention_layernorm"),
         ];
         format!("model.{}", replaced(path, &here_and_there))
     }

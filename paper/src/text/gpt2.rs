@@ -147,6 +147,8 @@ impl HuggingFace for Gpt2 {
             (".attention.output", ".attn.c_proj"),
             (".inner", ".mlp.c_fc"),
             (".outer", ".mlp.c_proj"),
+            (".norm_", ".ln_"),
+            ("norm", "transformer.ln_f"),
         ];
         replaced(path, &here_and_there)
     }

@@ -219,7 +219,7 @@ impl HuggingFace for T5 {
     ];
 
     fn module_name(path: &str) -> String {
-        let dense = if path.starts_with("decoder") { ".layer.2.DenseReluDense" } else { ".layer.1.DenseReluDense" };
+        let feed_forward = if path.starts_with("decoder") { ".layer.2" } else { ".layer.1" };
         let here_and_there = [
             ("words", "shared"),
             (".blocks.", ".block."),
@@ -229,8 +229,12 @@ impl HuggingFace for T5 {
             ("Attention.key", "Attention.k"),
             ("Attention.value", "Attention.v"),
             ("Attention.output", "Attention.o"),
-            (".inner", &format!("{dense}.wi")),
-            (".outer", &format!("{dense}.wo")),
+            (".inner", &format!("{feed_forward}.DenseReluDense.wi")),
+            (".outer", &format!("{feed_forward}.DenseReluDense.wo")),
+            (".attention_norm", ".layer.0.layer_norm"),
+            (".cross.norm", ".layer.1.layer_norm"),
+            (".feed_forward_norm", &format!("{feed_forward}.layer_norm")),
+            (".norm", ".final_layer_norm"),
         ];
         replaced(path, &here_and_there)
     }
