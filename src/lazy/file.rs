@@ -193,9 +193,9 @@ impl WeightFile {
     /// if two tensors would have the same name.
     pub fn with_key_remapping(self, from: &str, to: &str) -> Result<Self, LazyError> {
         let replacement = Replacement::new(from, to)?;
-        match self.has_match(&replacement) {
-            true => self.replaced(&replacement),
-            false => Err(replacement.matches_none(self.tensors.names())),
+        match replaced(&self.tensors, &replacement)? {
+            Some(tensors) => Ok(self.with_tensors(tensors)),
+            None => Err(replacement.matches_none(self.tensors.names())),
         }
     }
 
@@ -206,21 +206,10 @@ impl WeightFile {
     ///
     /// Those of `with_key_remapping`, except that an expression matches no name.
     pub fn with_key_remappings(self, table: &[(&str, &str)]) -> Result<Self, LazyError> {
-        table.iter().try_fold(self, |file, (from, to)| {
-            let replacement = Replacement::new(from, to)?;
-            if file.has_match(&replacement) { file.replaced(&replacement) } else { Ok(file) }
-        })
-    }
-
-    fn has_match(&self, replacement: &Replacement) -> bool {
-        self.tensors.names().any(|name| replacement.matches(name))
-    }
-
-    fn replaced(self, replacement: &Replacement) -> Result<Self, LazyError> {
-        let name = |name: &str| Some(replacement.apply(name).unwrap_or_else(|| name.into()));
-        let tensors = self.tensors.renamed(name).map_err(|[first, second, name]| {
-            replacement.error(format!("{first} and {second} would both be called {name}"))
-        })?;
+        let mut tensors = (*self.tensors).clone();
+        for (from, to) in table {
+            tensors = replaced(&tensors, &Replacement::new(from, to)?)?.unwrap_or(tensors);
+        }
         Ok(self.with_tensors(tensors))
     }
 
@@ -371,6 +360,18 @@ impl WeightFile {
         tensor.name.clone_from(&entry.tensor.name);
         Entry { tensor, file: entry.file.clone(), span: None, transposed: false }
     }
+}
+
+/// The tensors under their new names; `None` if none of these changes.
+fn replaced(tensors: &Tensors, replacement: &Replacement) -> Result<Option<Tensors>, LazyError> {
+    if !tensors.names().any(|name| replacement.matches(name)) {
+        return Ok(None);
+    }
+    let name = |name: &str| Some(replacement.apply(name).unwrap_or_else(|| name.into()));
+    let renamed = tensors.renamed(name).map_err(|[first, second, name]| {
+        replacement.error(format!("{first} and {second} would both be called {name}"))
+    })?;
+    Ok(Some(renamed))
 }
 
 /// The tensor of a parameter, not read yet.
