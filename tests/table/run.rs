@@ -1,24 +1,29 @@
 //! Runs a layer of any type behind closures, so that checks of it are compiled only once per rank.
 use super::Case;
+use super::closeness::numbers;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use std::ops::Range;
 
 /// `len` numbers in `range`, by SplitMix64, because tests share the generators of the devices.
 pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
-    let number = |index: usize| {
-        let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let width = range.end - range.start;
+    let mut state = seed;
+    let mut numbers = vec![0.0; len];
+    for number in &mut numbers {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) as f64 / u64::MAX as f64
-    };
-    (0..len).map(|index| range.start + number(index) * (range.end - range.start)).collect()
+        *number = range.start + (z ^ (z >> 31)) as f64 / u64::MAX as f64 * width;
+    }
+    numbers
 }
 
 /// The given numbers, rounded to a type.
 pub fn rounded(values: Vec<f64>, precision: DType) -> Vec<f64> {
     let len = values.len();
-    TensorData::new(values, [len]).convert_dtype(precision).iter::<f64>().collect()
+    numbers(&TensorData::new(values, [len]).convert_dtype(precision))
 }
 
 /// Makes a tensor of the given values, rounded to `dtype`.
