@@ -300,7 +300,8 @@ impl WeightFile {
         &self.tensors
     }
 
-    /// Finds the tensor for a parameter: its name in the file, and its adapted entry. The first path that has a tensor counts.
+    /// Finds the tensor for a parameter: its name in the file, and its adapted entry. The first path that has a tensor counts; adapters are
+    /// told the first one, which is the parameter's own.
     pub(super) fn find(
         &self,
         paths: &[String],
@@ -315,7 +316,7 @@ impl WeightFile {
                 .map(|parameter| if module.is_empty() { parameter } else { format!("{module}.{parameter}") });
             for name in [Some(path), alternative.as_ref()].into_iter().flatten() {
                 if let Some((name, entry)) = self.get(name)? {
-                    return Ok(Some((name.clone(), self.adapt(entry, path, context))));
+                    return Ok(Some((name.clone(), self.adapt(entry, &paths[0], context)?)));
                 }
             }
         }
@@ -333,9 +334,14 @@ impl WeightFile {
         names::similar(parameter, self.tensors.names())
     }
 
-    fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
-        let Some(Adapter { adapter, reordered }) = &self.adapter else { return entry.clone() };
+    fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Result<Entry, LazyError> {
+        let Some(Adapter { adapter, reordered }) = &self.adapter else { return Ok(entry.clone()) };
         let named = renamed(&entry.as_floats(), path);
+        let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
+        let order = reordered.as_ref().and_then(|orders| orders.get(layer));
+        if let Some(order) = order {
+            order.check(&named.shape, named.dtype, 0).map_err(|reason| entry.error(reason))?;
+        }
         // If the adapter leaves this tensor alone, it also leaves a probe alone that has this byte as its data.
         static BYTE: [u8; 1] = [0];
         let byte = Bytes::from_shared(bytes::Bytes::from_static(&BYTE), AllocationProperty::Other);
@@ -348,17 +354,16 @@ impl WeightFile {
                 && probe.to_bytes().is_ok_and(|bytes| bytes.as_ptr() == BYTE.as_ptr())
         }));
         if let Ok(true) = is_same {
-            return entry.clone();
+            return Ok(entry.clone());
         }
         let mut tensor = packed(adapter.adapt(handed(named), context));
         // The bytes of a quantized matrix depend on its rows: transposed, it is another one.
-        let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
-        let only_transposes = reordered.as_ref().is_some_and(|orders| orders.get(layer).is_none());
+        let only_transposes = reordered.is_some() && order.is_none();
         if only_transposes && dtype == entry.tensor.dtype && tensor.shape[..] == [shape[1], shape[0]] {
-            return Entry { transposed: true, ..entry.clone() };
+            return Ok(Entry { transposed: true, ..entry.clone() });
         }
         tensor.name.clone_from(&entry.tensor.name);
-        Entry { tensor, file: entry.file.clone(), span: None, transposed: false }
+        Ok(Entry { tensor, file: entry.file.clone(), span: None, transposed: false })
     }
 }
 

@@ -6,6 +6,7 @@ use super::{LazyError, WeightFile};
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_store::burn_pack;
 use std::ops::Range;
+use std::slice;
 
 impl WeightFile {
     /// Splits tensors into equal parts of their rows (entries of the first axis): a tensor whose name the regular expression `from` matches
@@ -52,16 +53,15 @@ impl WeightFile {
         let file = self.clone();
         self.with_derived(from, |name, tensors| {
             let entry = taken(&file, tensors, name)?;
-            let mut parts: Vec<(String, Vec<Entry>)> = vec![];
+            let mut parts: Vec<(String, Vec<Range<usize>>)> = vec![];
             for (to, (_, rows)) in names.iter().zip(to) {
                 let Some(name) = to.apply(name) else { continue };
-                let part = rows_of(&entry, rows.clone())?;
                 match parts.iter_mut().find(|(other, _)| *other == name) {
-                    Some((_, parts)) => parts.push(part),
-                    None => parts.push((name, vec![part])),
+                    Some((_, ranges)) => ranges.push(rows.clone()),
+                    None => parts.push((name, vec![rows.clone()])),
                 }
             }
-            parts.into_iter().map(|(name, parts)| Ok((name, joined(parts)?))).collect()
+            parts.into_iter().map(|(name, ranges)| Ok((name, rows_of(&entry, &ranges)?))).collect()
         })
     }
 
@@ -175,32 +175,40 @@ pub(super) fn split_equally(entry: &Entry, names: Vec<String>) -> Result<Vec<(St
     if part * count != rows {
         return Err(entry.error(format!("its {rows} rows cannot be divided into {count} equal parts")));
     }
-    (0..).zip(names).map(|(at, name)| Ok((name, rows_of(entry, at * part..(at + 1) * part)?))).collect()
+    let rows = |at: usize| at * part..(at + 1) * part;
+    (0..).zip(names).map(|(at, name)| Ok((name, rows_of(entry, slice::from_ref(&rows(at)))?))).collect()
 }
 
-/// Some rows of a tensor, where they lie.
-fn rows_of(entry: &Entry, rows: Range<usize>) -> Result<Entry, LazyError> {
+/// Rows of a tensor, one range after the other: where they lie, or of a tensor that is made or read as a whole, of one reading.
+fn rows_of(entry: &Entry, ranges: &[Range<usize>]) -> Result<Entry, LazyError> {
     let (dtype, mut shape) = (entry.dense()?, entry.tensor.shape.clone());
     let count = shape.first().copied().ok_or_else(|| entry.error("it has no rows"))?;
-    if rows.start > rows.end || rows.end > count {
+    if let Some(rows) = ranges.iter().find(|rows| rows.start > rows.end || rows.end > count) {
         return Err(entry.error(format!("it has {count} rows, and not {rows:?}")));
     }
     let width = shape.num_elements() / count.max(1) * dtype.size();
-    shape[0] = rows.len();
-    let (start, len, name) = (rows.start * width, rows.len() * width, entry.tensor.name.clone());
-    Ok(match &entry.span {
-        Some(span) => {
-            let (file, offset) = (span.file.clone(), span.offset + start as u64);
-            Entry::of_span(name, dtype, shape, Span { file, offset, len })
+    let bytes = ranges.iter().map(|rows| rows.start * width..rows.end * width);
+    if let Some(span) = &entry.span {
+        let parts = ranges.iter().zip(bytes).map(|(rows, bytes)| {
+            let (mut shape, name) = (shape.clone(), entry.tensor.name.clone());
+            shape[0] = rows.len();
+            let (file, offset) = (span.file.clone(), span.offset + bytes.start as u64);
+            Entry::of_span(name, dtype, shape, Span { file, offset, len: bytes.len() })
+        });
+        return joined(parts.collect());
+    }
+    let (bytes, whole): (Vec<_>, _) = (bytes.collect(), entry.clone());
+    shape[0] = ranges.iter().map(Range::len).fold(0, usize::saturating_add);
+    let len = bytes.iter().map(Range::len).fold(0, usize::saturating_add);
+    Ok(entry.made(dtype, shape, len, move |out| {
+        let (data, mut rest) = (whole.read(dtype)?, out);
+        for bytes in &bytes {
+            let (part, others) = rest.split_at_mut(bytes.len());
+            part.copy_from_slice(&data[bytes.clone()]);
+            rest = others;
         }
-        None => {
-            let whole = entry.clone();
-            entry.made(dtype, shape, len, move |out| {
-                out.copy_from_slice(&whole.read(dtype)?[start..start + len]);
-                Ok(())
-            })
-        }
-    })
+        Ok(())
+    }))
 }
 
 /// The rows of several tensors.

@@ -58,9 +58,11 @@ impl Layers {
             if let Some(path) = before("in_proj_weight").or_else(|| before("q_proj_weight")) {
                 layers.attention.insert(path.into());
             }
-            if before("bias_k")
-                .is_some_and(|path| tensors.entries.contains_key(&format!("{path}in_proj_bias")))
-            {
+            let is_of_attention = |path: &str| {
+                let has = |end| tensors.entries.contains_key(&format!("{path}{end}"));
+                has("in_proj_weight") || has("q_proj_weight")
+            };
+            if before("bias_k").is_some_and(is_of_attention) {
                 return Err(entry.error("Burn's attention has no biases that are keys and values"));
             }
             let Some(path) = before("weight_hh_l0") else { continue };

@@ -2,7 +2,7 @@
 use super::LazyError;
 use crate::burn_next::{StoreTensor, handed, packed};
 use burn::module::{ParamGroup, ParamId};
-use burn::tensor::TensorData;
+use burn::tensor::{DType, Shape, TensorData};
 use burn_store::burn_pack::{self, Error};
 use burn_store::{ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, bridge};
 
@@ -28,13 +28,22 @@ impl RowOrder {
         first + of_head / 2 + of_head % 2 * (self.head / 2)
     }
 
-    /// Values of a file in the order here, or with `invert` values here in the order of the file. `axis` has the outputs.
-    pub(crate) fn reorder(self, data: TensorData, axis: usize, invert: bool) -> Result<TensorData, String> {
-        let (shape, dtype) = (data.shape().clone(), data.dtype());
+    /// The number of outputs of values that can be reordered.
+    pub(super) fn check(self, shape: &Shape, dtype: DType, axis: usize) -> Result<usize, String> {
+        if let DType::QFloat(_) = dtype {
+            return Err("quantized tensors are used as they are only".into());
+        }
         let Some(&rows) = shape.get(axis) else { return Err("it has no outputs".into()) };
         if self.head == 0 || !self.head.is_multiple_of(2) || !rows.is_multiple_of(self.head) {
             return Err(format!("{rows} outputs are no heads of {} features in pairs", self.head));
         }
+        Ok(rows)
+    }
+
+    /// Values of a file in the order here, or with `invert` values here in the order of the file. `axis` has the outputs.
+    pub(crate) fn reorder(self, data: TensorData, axis: usize, invert: bool) -> Result<TensorData, String> {
+        let (shape, dtype) = (data.shape().clone(), data.dtype());
+        let rows = self.check(&shape, dtype, axis)?;
         let bytes = data.as_bytes();
         let row = shape[axis + 1..].iter().product::<usize>() * dtype.size();
         let mut result = vec![0; bytes.len()];
@@ -89,7 +98,8 @@ impl RowOrders {
         Self::default()
     }
 
-    /// The layers whose paths the regular expression matches somewhere have this order.
+    /// The layers whose paths the regular expression matches somewhere have this order. Paths are those of the module, with the names of the
+    /// variants of enums.
     ///
     /// # Errors
     ///
@@ -138,6 +148,7 @@ fn reordered(tensor: burn_pack::Tensor, order: RowOrder) -> burn_pack::Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::quantization::QuantScheme;
 
     #[test]
     fn orders_are_inverted() {
@@ -155,5 +166,8 @@ mod tests {
             let refused = RowOrder::rotary_pairs(head).reorder(data.clone(), axis, false);
             assert!(refused.is_err(), "{head} {axis}");
         }
+        // Its scales are behind its rows.
+        let quantized = TensorData::quantized(vec![0i8; 24], [8, 3], QuantScheme::default(), &[1.0]);
+        assert!(order.reorder(quantized, 0, false).is_err());
     }
 }

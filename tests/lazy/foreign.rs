@@ -4,7 +4,7 @@ use crate::{Saved, all, devices, load, open};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{
-    LazyError, LazyLoad, LazyOptions, PrepareOptions, PrepareSource, WeightFile, prepare,
+    LazyError, LazyLoad, LazyOptions, PrepareOptions, PrepareSource, RowOrder, RowOrders, WeightFile, prepare,
 };
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::conv::{Conv1d, Conv1dConfig};
@@ -314,6 +314,14 @@ fn layers_of_pytorch_are_split_and_renamed() {
 
     let error = open(&data("model.pt")).with_pytorch_layers().unwrap_err().to_string();
     assert!(error.contains("it has no LSTM"), "{error}");
+    // As `MultiheadAttention(1, 1, bias=False, add_bias_kv=True)` is written.
+    let path = directory.path().join("attention.safetensors");
+    write_floats(&path, &[("a.in_proj_weight", &[3, 1], &[0.0; 3]), ("a.bias_k", &[1, 1, 1], &[0.0])]);
+    let error = open(&path).with_pytorch_layers().unwrap_err().to_string();
+    assert!(
+        error.contains("a.bias_k cannot be read: Burn's attention has no biases that are keys and values"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -400,6 +408,62 @@ fn parts_are_lazy() {
     let row = lazy.table.forward(Tensor::from_ints([[1]], &device));
     row.into_data().assert_eq(&TensorData::from([[[28.0f32, 29.0, 30.0, 31.0]]]), false);
     assert_eq!(report.cache.statistics().bytes_read, (3 + 1) * 4 * 4, "one row");
+}
+
+#[test]
+fn rows_of_what_is_read_as_a_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let numbers: Vec<f32> = (0..8).map(|x| x as f32).collect();
+    write_floats(&path, &[("a", &[2, 2], &numbers[..4]), ("b", &[2, 2], &numbers[4..])]);
+    let rows = [("q", 3..4), ("k", 1..3), ("q", 0..2), ("none", 2..2)];
+    let file =
+        open(&path).with_joined_rows("^a$", &["b"], "whole").unwrap().with_rows("^whole$", &rows).unwrap();
+    assert_eq!(values(&file, "q"), [6.0, 7.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(values(&file, "k"), [2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(values(&file, "none"), [0.0; 0]);
+}
+
+/// Layers are called as in their module, wherever the file has their weights, as adapters of `peft` look them up.
+#[test]
+fn rows_in_another_order() {
+    #[derive(Module, Debug)]
+    struct Rotary {
+        query: Linear,
+    }
+    #[derive(Module, Debug)]
+    enum Attention {
+        Rotary(Rotary),
+    }
+    #[derive(Module, Debug)]
+    struct Layer {
+        attention: Attention,
+    }
+    let layer = || {
+        let query = LinearConfig::new(1, 8).with_bias(false).init(&Device::flex());
+        Layer { attention: Attention::Rotary(Rotary { query }) }
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let numbers: Vec<f32> = (0..8).map(|x| x as f32).collect();
+    write_floats(&path, &[("attention.query.weight", &[8, 1], &numbers)]);
+    let file = |layers: &str, head: usize| {
+        open(&path).with_adapter(RowOrders::new().with(layers, RowOrder::rotary_pairs(head)).unwrap())
+    };
+    for options in [all(), all().exclude("*")] {
+        let (layer, _) = load(layer(), &file(r"^attention\.Rotary\.query$", 8), &options);
+        let Attention::Rotary(Rotary { query }) = layer.attention;
+        let loaded: Vec<f32> = query.weight.val().into_data().try_into_vec().unwrap();
+        assert_eq!(loaded, [0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]);
+    }
+    for head in [0, 3, 6] {
+        let file = file("query$", head);
+        let error = layer().lazy_load(&file, &all()).unwrap_err().to_string();
+        let reason = format!("8 outputs are no heads of {head} features in pairs");
+        assert!(error.contains("attention.query.weight") && error.contains(&reason), "{error}");
+        let check = file.check(&layer()).to_string();
+        assert!(check.contains(&reason), "{check}");
+    }
 }
 
 #[test]
