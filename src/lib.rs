@@ -1,11 +1,11 @@
-//! `burn-memsave` provides drop-in replacements for the layers of [Burn](https://burn.dev) that keep less memory for the backward pass,
-//! and a toolbox for training and running models in less memory.
+//! `burn-memsave` provides drop-in replacements for the layers of [Burn](https://burn.dev). The replacements keep less memory for the
+//! backward pass. The crate also has a toolbox for training and running models in less memory.
 //!
 //! Training in Burn runs out of memory earlier than it has to: autodiff keeps tensors that the backward pass never reads, above all
 //! when part of the model is frozen. Each layer of this crate looks at which tensors require gradients and keeps only what its backward
-//! pass reads. It has the same fields, records and results as the layer of Burn that it replaces. The toolbox adds frozen weights that
-//! stay in their file, parts of a model that are recomputed in the backward pass, plans for a memory budget, optimizers with less
-//! state, and tools that measure memory.
+//! pass reads. It has the same fields, records and results as the layer of Burn that it replaces. The toolbox can leave frozen weights
+//! in their file, recompute parts of a model in the backward pass, and plan a step for a memory budget. It also has optimizers with
+//! less state, and tools that measure memory.
 //!
 #![doc = include_str!("../docs/step.svg")]
 //!
@@ -22,8 +22,9 @@
 //! `cargo run --release -p burn-memsave-paper --bin resnet -- --depth 101` and `--bin llama`.
 //!
 //! Results are exact unless you use something with `Approx`, `Half`, `Int8` or `8bit` in its name. Steps of whole models take
-//! 0.24-0.73x Burn's time, mostly because of fused kernels (`cargo run --release -p burn-memsave-paper -- models`). Checkpointing the
-//! blocks of the Llama-style model makes our steps take 1.07-1.37x as long, by the same command with another argument (`-- language`).
+//! 0.24-0.73x Burn's time, mostly because of fused kernels (`cargo run --release -p burn-memsave-paper -- models`). If you checkpoint
+//! the blocks of the Llama-style model, our steps take 1.07-1.37x as long. The same command measures this with another argument
+//! (`-- language`).
 //!
 //! # The swap
 //!
@@ -71,7 +72,7 @@
 //! | [`optim`] | 8-bit optimizers, and parameter updates during the backward pass |
 //! | [`mixed`] | training steps in bf16 and f16 |
 //! | [`parallel`] | one model on several devices and machines |
-//! | [`measure`] | what a step keeps and needs, which layer keeps what, and what would remove it |
+//! | [`measure`] | how much memory a step keeps and needs, which layer keeps it, and how to keep less |
 //! | [`guide`] | a page per technique: what it saves, what it costs, and when to use it |
 //!
 //! # Features
@@ -81,9 +82,9 @@
 //! `criterion` adds `measure::criterion`. `system` (default) adds what needs threads and files: [`lazy`], [`peft`] and
 //! [`SavedPolicy::disk`](saved::SavedPolicy::disk).
 //!
-//! Without `system`, and with `flex` alone, the crate builds for `wasm32-unknown-unknown`, where the application chooses the backend of
-//! `getrandom`. Burn has deprecated `ndarray`, which adds ten CPU minutes to a first release build. `x86-v4` also compiles matrix
-//! products and convolutions for AVX-512, and runs that code only on machines that have it. To use the features `openblas` and
+//! With `flex` alone, and without `system`, the crate builds for `wasm32-unknown-unknown`. There, the application chooses the backend
+//! of `getrandom`. Burn has deprecated `ndarray`. The feature adds ten CPU minutes to a first release build. `x86-v4` also compiles
+//! matrix products and convolutions for AVX-512, and runs that code only on machines that have it. To use the features `openblas` and
 //! `accelerate` of NdArray, turn them on in `burn`.
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs

@@ -5,10 +5,15 @@
 //! step, Burn's layers compute this weight, keep it, and compute its whole gradient. Ours compute with the factors instead, and
 //! keep nothing of the size of the weight.
 //!
-//! [`lora`](crate::lora) has the variants: [`Dora`](crate::lora::Dora) (with magnitudes),
-//! [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA), [`lora_plus`](crate::lora::lora_plus) (LoRA+: a higher learning
-//! rate for `b`), [`ConvLora`](crate::lora::ConvLora) (for convolutions), and [`a_factors`](crate::lora::a_factors), the group of
-//! parameters to freeze for LoRA-FA, which trains only `b`. [`peft`](crate::peft) reads and writes the files of Python's `peft`.
+//! [`lora`](crate::lora) has the variants:
+//!
+//! - [`Dora`](crate::lora::Dora): with magnitudes.
+//! - [`rank_stabilized`](crate::lora::rank_stabilized): rsLoRA.
+//! - [`lora_plus`](crate::lora::lora_plus): LoRA+, a higher learning rate for `b`.
+//! - [`ConvLora`](crate::lora::ConvLora): for convolutions.
+//! - [`a_factors`](crate::lora::a_factors): the group of parameters to freeze for LoRA-FA, which trains only `b`.
+//!
+//! [`peft`](crate::peft) reads and writes the files of Python's `peft`.
 //!
 //! [`without_adapters`](crate::lora::without_adapters) returns the original model without copying its weights. Use it as the
 //! reference model of the preference losses [`dpo_loss`](crate::functional::dpo_loss) and
@@ -19,9 +24,10 @@
 //!
 //! # What it saves
 //!
-//! Adapters save the gradients, the optimizer state and the saved records of everything but the factors.
-//! `cargo bench --bench memory -- linear` measures a `Linear(1024, 1024)` with LoRA of rank 8 on 64x128x1024, and
-//! `cargo run --release --example finetune_lm` a small language model, with equal losses (MiB, two cores):
+//! Adapters save the gradients, the optimizer state and the records of all parameters but the factors.
+//! `cargo bench --bench memory -- linear` measures a `Linear(1024, 1024)` with LoRA of rank 8 on 64x128x1024.
+//! `cargo run --release --example finetune_lm` measures a small language model, which has equal losses with Burn's layers and
+//! with ours (MiB, two cores):
 //!
 //! | | kept: Burn, ours | peak: Burn, ours |
 //! | --- | --- | --- |
@@ -32,10 +38,10 @@
 //!
 //! # What it costs
 //!
-//! An adapted model can be worse than one that was trained in full, and you have to tune rank and learning rate. Each layer
-//! computes two more narrow matrix products in the forward pass, unless you merge the adapters ([deployment](super::deployment)).
-//! In every step, DoRA also computes the column norms of the effective weight. If the input has many rows, it repeats the product
-//! with the weight in the backward pass.
+//! An adapted model can be worse than one that was trained in full, and you have to tune rank and learning rate. In the forward
+//! pass, each layer computes two additional narrow matrix products, unless you merge the adapters
+//! ([deployment](super::deployment)). In every step, DoRA also computes the column norms of the effective weight. If the input
+//! has many rows, DoRA repeats the product with the weight in the backward pass.
 //!
 //! # When to use it
 //!

@@ -1,25 +1,25 @@
 //! The largest batch that fits, and larger batches in parts.
 //!
-//! [`largest_batch`](crate::plan::largest_batch) finds the most items whose step fits a budget of bytes. You give it a closure
-//! that returns the peak of a step with a number of items. It calls the closure with one item, with two, and then with as many as
-//! the line through the last two peaks predicts, but never with more than twice what has fitted. If memory grows linearly with
-//! the batch, the search hardly exceeds the budget. So if the budget is below the device's memory, no step has to run out of
-//! memory.
+//! [`largest_batch`](crate::plan::largest_batch) finds the largest number of items with which a step fits a budget of bytes.
+//! You give it a closure that takes a number of items and returns the peak of a step with them. `largest_batch` calls the
+//! closure with one item and with two. Then it extrapolates the line through the last two peaks to the budget, but never tries
+//! more than twice the number that has fitted. If memory grows linearly with the batch, the search barely exceeds the budget.
+//! So if the budget is below the device's memory, no step of the search runs out of memory.
 //!
 //! [`estimate`](crate::plan::estimate) reports what does not depend on the batch: the bytes of parameters, gradients and
-//! optimizer state, before anything is allocated. On wgpu and CUDA, [`estimate_step`](crate::plan::estimate_step) adds what the
-//! forward pass keeps and the peak of a step. It works even if model and batch do not fit into memory, because it runs in a
-//! [`dry_run`](crate::plan::dry_run), which launches no kernel and only counts the memory. Within a dry run, `largest_batch`
-//! finds the batch that will fit.
+//! optimizer state, before anything is allocated. On wgpu and CUDA, [`estimate_step`](crate::plan::estimate_step) also reports
+//! the bytes that the forward pass keeps, and the peak of a step. It works even if model and batch do not fit into memory,
+//! because it runs in a [`dry_run`](crate::plan::dry_run), which launches no kernel and only counts the memory. Within a dry
+//! run, `largest_batch` finds the batch that will fit.
 //!
-//! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other. They
-//! equal those of the whole batch up to rounding, and need the memory of one part and a second gradient of every parameter.
-//! Gradients are summed in f32 or wider. Parts may differ in size: each counts by its number of items.
+//! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other. Up to
+//! rounding, they equal the gradients of the whole batch. This takes the memory of one part, plus a second gradient of every
+//! parameter. Gradients are summed in f32 or wider. Parts may differ in size: each is weighted by its number of items.
 //!
-//! If the loss is a mean over something other than items, weight each part by that number instead, as an `f64`: the number of
-//! tokens that are not padding, or the sum of class weights. Otherwise the result is the mean of the parts' means, which is not
-//! the mean of the batch ([`PartWeight`](crate::plan::PartWeight)). A batch norm in training mode is an error, because it would
-//! use the statistics of a part. So is any other module with running statistics.
+//! If the loss is a mean over something other than items, weight each part by the divisor of that mean instead, as an `f64`:
+//! the number of tokens that are not padding, or the sum of class weights. Otherwise the result is the mean of the parts'
+//! means, which is not the mean of the batch ([`PartWeight`](crate::plan::PartWeight)). A batch norm in training mode is an
+//! error, because it would use the statistics of a part. So is any other module with running statistics.
 //!
 //! [`micro_batched_within`](crate::plan::micro_batched_within) does both for your first batch: it finds the largest parts that
 //! fit a budget, and computes the gradients in parts of that size. Use the size it returns for all later batches. (Burn's own
@@ -28,8 +28,8 @@
 //! # What it saves
 //!
 //! A step peaks at the memory of one part, not of the whole batch. How much that saves depends on your model: print the peaks
-//! of the example. `cargo test --test plan batches` asserts that the largest batch for a budget and a step in parts stay within
-//! the budget, and how many steps the search measures.
+//! of the example. `cargo test --test plan batches` asserts that the largest batch for a budget and a step in parts both stay
+//! within the budget. It also asserts how many steps the search measures.
 //!
 //! # What it costs
 //!

@@ -1,8 +1,9 @@
 //! Data loading: batches are made while the previous one trains, and only a few of them wait in memory.
 //!
 //! Burn has the data loader: a `Dataset` returns items by index, a `Batcher` makes a tensor of several items, and
-//! `DataLoaderBuilder` combines them (`burn::data`, with Burn's feature `dataset`). This library adds nothing to it. Its memory
-//! depends on two things: whether the dataset reads each item in `get` or holds all of them, and how many batches wait.
+//! `DataLoaderBuilder` combines them (`burn::data`, with Burn's feature `dataset`). This library adds nothing to it. The memory
+//! of a data loader depends on two things: whether the dataset reads each item in `get` or holds all of them, and how many
+//! batches wait.
 //!
 //! Without workers (`num_workers(0)`, the default), a batch is made when training asks for it. No batch waits, but training
 //! waits for each batch. With workers, Burn 0.22.1 queues up to 100 batches, whatever the number of workers. That is nothing
@@ -27,8 +28,8 @@
 //! # When to use it
 //!
 //! Use it if batches are large (images, audio, long sequences), or if memory grows over the first hundred steps with workers.
-//! In the batcher, make tensors in the data's own type (bytes for an image), and cast them to floats in the step: batches then
-//! wait in a quarter of the bytes.
+//! In the batcher, make tensors in the data's own type (bytes for an image), and cast them to floats in the step. Waiting
+//! batches then take a quarter of the bytes.
 //!
 //! # Example
 //!

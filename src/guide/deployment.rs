@@ -1,9 +1,9 @@
 //! A frozen model in production: merged, small on disk, and no larger in memory than its budget.
 //!
-//! [`Module::valid`](burn::module::Module::valid) returns the model without autodiff, which keeps nothing.
-//! [`Module::materialize`](burn::module::Module::materialize) merges adapters into the weights, so that a layer takes no more
-//! time than before the fine-tuning. [`lazy::prepare`](crate::lazy::prepare) writes the result into one file, optionally in bf16
-//! or in 8 bits, which round the weights. It holds one tensor in memory at a time. The program `memsave-prepare` (feature `cli`)
+//! [`Module::valid`](burn::module::Module::valid) returns the model without autodiff. That model keeps nothing for a backward
+//! pass. [`Module::materialize`](burn::module::Module::materialize) merges adapters into the weights, so that a layer takes no
+//! more time than before the fine-tuning. [`lazy::prepare`](crate::lazy::prepare) writes the result into one file, and can round the
+//! weights to bf16 or to 8 bits. It holds one tensor in memory at a time. The program `memsave-prepare` (feature `cli`)
 //! does the same with any safetensors, burnpack or PyTorch file.
 //!
 //! [`LazyLoad::lazy_load`](crate::lazy::LazyLoad::lazy_load) then runs the model from that file. It reads a weight when its

@@ -1,12 +1,12 @@
 //! How to train and run models in less memory: one page per technique, each with tested code.
 //!
 //! Start with [profiling], then make the [swap](swap_and_freeze). After that, choose techniques for whatever takes most of the
-//! remaining memory: activations, gradients, optimizer state or weights. Where Burn already has a technique, the page shows
-//! Burn's.
+//! remaining memory: activations, gradients, optimizer state or weights. If Burn already offers a technique, its page shows
+//! Burn's version.
 //!
-//! All pages use four words. A tensor is *tracked* if a gradient may flow to it, and *kept* if the graph holds it for the
-//! backward pass; "kept" in a table is the sum of these bytes. The *peak* is the most memory in use at one time during a step,
-//! not counting parameters and input. A *frozen* parameter requires no gradient.
+//! All pages use four words. A tensor is *tracked* if a gradient may flow to it. A tensor is *kept* if the graph holds it for
+//! the backward pass; in a table, "kept" is the total size of all kept tensors. The *peak* is the most memory in use at one
+//! time during a step, not counting parameters and input. A *frozen* parameter requires no gradient.
 //!
 //! | technique | saves | costs | page |
 //! | --- | --- | --- | --- |
@@ -24,7 +24,7 @@
 //! | a batch on several devices or machines | the activations of the other parts | gradients are sent | [devices] |
 //! | distillation from a teacher that stays in its file | the teacher's weights, all logits | the teacher's forward pass | [distillation] |
 //! | a merged model whose weights are read as it runs | weights beyond a budget | precision, if weights are rounded | [deployment] |
-//! | batches that are made only a few ahead | batches that would wait | one thread makes them all | [data_loading] |
+//! | a short queue of batches | the batches that would wait in a longer queue | one thread makes all batches | [data_loading] |
 //!
 //! Most techniques combine, and their savings add up. The pages name combinations that work: mixed precision with checkpointing
 //! and with replicas, lazy or quantized weights with adapters, and policies for the inputs of checkpointed segments. Two
@@ -34,8 +34,8 @@
 //! Every figure comes from the command next to it, run on two cores of a shared x86-64 machine, or is asserted by the named test.
 //! In the table above, the savings of whole models come from `cargo run --release -p burn-memsave-paper -- models`, and the cost
 //! of recomputation from the same command with `-- language`. The README has other shapes and models. The examples count bytes
-//! with [`TrackingAllocator`](crate::measure::TrackingAllocator), which has to be the program's global allocator. They run a step
-//! several times and take the least, because threads allocate when they start.
+//! with [`TrackingAllocator`](crate::measure::TrackingAllocator), which has to be the program's global allocator. They run a
+//! step several times and use the smallest number of bytes, because threads allocate when they start.
 pub mod adapters;
 pub mod batch_size;
 pub mod checkpointing;

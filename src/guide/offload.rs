@@ -5,11 +5,11 @@
 //! [`with_device_budget`](crate::lazy::LazyOptions::with_device_budget) sets how many bytes of them may stay there.
 //!
 //! **Kept tensors** are read once, late in the step. Within a scope of [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host),
-//! the inputs that our layers keep move from the device to host memory, while the program continues. With
-//! [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk), they move into an unnamed temporary file. They come back unchanged
-//! when the backward pass needs them. Some tensors stay where they are: tensors that something else also holds, masks,
-//! statistics, kept outputs, and everything that Burn's own operations keep. To keep tensors in fewer bits, which is not exact,
-//! see [precision](super::precision).
+//! our layers move the inputs that they keep from the device to host memory, while the program continues. With
+//! [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk), they move them into an unnamed temporary file. The inputs come back
+//! unchanged when the backward pass needs them. Some tensors stay where they are: masks, statistics, kept outputs, tensors that
+//! something else also holds, and everything that Burn's own operations keep. To keep tensors in fewer bits, which is not
+//! exact, see [precision](super::precision).
 //!
 //! # What it saves
 //!
@@ -35,9 +35,9 @@
 //!
 //! # When to use it
 //!
-//! Use lazy weights for fine-tuning with [adapters](super::adapters), or for inference, if the model does not fit. Offload
-//! activations after [checkpointing](super::checkpointing): what is kept then are the inputs of segments, which are few and
-//! large. Tensors within a segment are not offloaded.
+//! Use lazy weights for fine-tuning with [adapters](super::adapters), or for inference, if the model does not fit. Use
+//! [checkpointing](super::checkpointing) before you offload activations: the graph then keeps the inputs of segments, which are
+//! few and large. Tensors within a segment are not offloaded.
 //!
 //! # Example
 //!

@@ -1,10 +1,11 @@
 //! Optimizers with little state, and updates during the backward pass.
 //!
 //! AdamW keeps two numbers for each parameter: 8 bytes in f32, as much as the parameter and its gradient together.
-//! [`AdamW8bit`](crate::optim::AdamW8bit) keeps 2.03 bytes, and [`Muon8bit`](crate::optim::Muon8bit) 1.02 where Muon keeps 4.
-//! Both are ordinary Burn optimizers: records, parameter groups and schedulers work as before. Weights in half precision need no
-//! copy in f32 (no master weights), because they are updated with stochastic rounding: up or down at random, such that the mean
-//! is right. Remote devices cannot do that: train in f32 there, or turn off `stochastic_rounding` in the config.
+//! [`AdamW8bit`](crate::optim::AdamW8bit) keeps 2.03 bytes. [`Muon8bit`](crate::optim::Muon8bit) keeps 1.02 bytes instead of
+//! Muon's 4. Both are ordinary Burn optimizers: records, parameter groups and schedulers work as before. Weights in half
+//! precision need no copy in f32 (no master weights), because the optimizers use stochastic rounding: they round each element
+//! up or down at random, so that the mean is right. Remote devices cannot do that: train in f32 there, or turn off
+//! `stochastic_rounding` in the config.
 //!
 //! [`step_in_backward`](crate::optim::step_in_backward) works with any optimizer. It updates each parameter as soon as its
 //! gradient is complete, then drops the gradient, so that only one exists at a time. On CPU backends the result equals that of
@@ -13,9 +14,10 @@
 //! # What it saves
 //!
 //! Every trainable parameter saves 5.97 of AdamW's 8 bytes or 2.98 of Muon's 4. Updates in the backward pass save all gradients
-//! but the largest. `cargo test --test optim bytes` asserts the peaks of a step after the backward pass and of a step within it,
-//! except for the bytes of the graph's bookkeeping. In the example, the gradients take 6.01 MiB, and the two peaks are 6.02 and
-//! 1.04 MiB (two cores). `cargo run --release --example finetune_lm -- --optimizer adamw8bit --in-backward` trains with both
+//! but the largest. `cargo test --test optim bytes` asserts two peaks: that of a step after the backward pass, and that of a
+//! step within it. It does not assert the bytes of the graph's bookkeeping. In the example, the gradients take 6.01 MiB, and
+//! the two peaks are 6.02 and 1.04 MiB (two cores).
+//! `cargo run --release --example finetune_lm -- --optimizer adamw8bit --in-backward` trains with both
 //! techniques.
 //!
 //! # What it costs

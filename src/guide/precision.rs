@@ -2,10 +2,11 @@
 //!
 //! **Mixed precision.** [`mixed::Precision`](crate::mixed::Precision) makes a copy of the model for one step, with parameters in
 //! half precision. Activations, and everything that is kept, are then in half precision, too. The casts are operations of the
-//! graph, so gradients arrive at the model's own parameters, which stay in f32, and Burn's optimizers update those. Our layers
-//! compute sums in f32 internally. f16 needs a [`LossScaler`](crate::mixed::LossScaler) and bf16 does not, so only bf16 works
-//! with [updates in the backward pass](super::optimizers). [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen)
-//! casts frozen parameters once, for good: since nothing updates them, no copy in f32 is needed.
+//! graph, so gradients arrive at the model's own parameters. These parameters stay in f32, and Burn's optimizers update them.
+//! Our layers compute sums in f32 internally. f16 needs a [`LossScaler`](crate::mixed::LossScaler) and bf16 does not, so only
+//! bf16 works with [updates in the backward pass](super::optimizers).
+//! [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen) casts frozen parameters once, for good: since nothing
+//! updates them, no copy in f32 is needed.
 //!
 //! **Kept tensors only.** A `SavedPolicy` leaves the step in f32, and rounds only the tensors that wait for the backward pass.
 //! [`SavedPolicy::Half`](crate::saved::SavedPolicy::Half) rounds them to bf16, [`HalfF16`](crate::saved::SavedPolicy::HalfF16)
@@ -15,11 +16,12 @@
 //!
 //! # What it saves
 //!
-//! Mixed precision saves half of the bytes of everything that is kept, and of frozen parameters if you narrow them.
+//! Mixed precision halves the bytes of all kept tensors. If you narrow frozen parameters, it also halves theirs.
 //! `cargo test --test mixed bytes` asserts both, for bf16 and f16, with and without Burn's gradient checkpointing. Frozen
 //! weights that were cast once are not copied again.
 //!
-//! `SavedPolicy`, by `cargo run --release -p burn-memsave-paper --bin llama` (a language model with LoRA; MiB; two cores):
+//! `cargo run --release -p burn-memsave-paper --bin llama` measures `SavedPolicy` on a language model with LoRA (MiB; two
+//! cores):
 //!
 //! | policy | kept | peak | time, relative to no policy |
 //! | --- | --- | --- | --- |

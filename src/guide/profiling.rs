@@ -1,11 +1,11 @@
 //! Profiling: how much memory a step needs, which layer keeps what, and why.
 //!
-//! - [`measure_step`](crate::measure::measure_step) says how much. It runs a step twice and reports what the second run kept
-//!   after the forward pass, and its peak, beyond parameters and input.
-//! - [`ledger`](crate::measure::ledger) says which layer. It lists every tensor that an operation of this library keeps, with
-//!   the path of its module and the reason ("weight is trainable").
-//! - [`profile`](crate::plan::profile) says when. It measures the bytes and times of each block, forward and backward, kept and
-//!   recomputed.
+//! - [`measure_step`](crate::measure::measure_step) says how much memory a step needs. It runs the step twice. For the second
+//!   run, it reports the bytes kept after the forward pass, and the peak beyond parameters and input.
+//! - [`ledger`](crate::measure::ledger) says which layer keeps what. It lists every tensor that an operation of this library
+//!   keeps, with the path of its module and the reason ("weight is trainable").
+//! - [`profile`](crate::plan::profile) says when the memory is needed. It measures the bytes and times of each block in the
+//!   forward and in the backward pass, once if the block is kept and once if it is recomputed.
 //! - [`explain`](crate::measure::explain) says what to do. For each row of the ledger, it suggests what would remove it:
 //!   freezing, recomputing a block, or fusing the output layer with the loss. Suggestions that cost time are ranked by bytes per
 //!   millisecond.
@@ -22,13 +22,13 @@
 //! # Is the swap complete?
 //!
 //! `explain` has one row for everything that Burn's own operations keep: the measured bytes minus the bytes in the ledger. It
-//! names the modules whose parameters these operations use, so you see which layers are not swapped yet. It also names attention,
-//! ReLU6 and SiLU that a model [writes by hand](crate::measure::Pattern). To add this row to a ledger, call
+//! names the modules whose parameters these operations use, so you see which layers are not swapped yet. It also finds
+//! attention, ReLU6 and SiLU that are [written by hand](crate::measure::Pattern) in a model. To add this row to a ledger, call
 //! [`with_unlisted`](crate::measure::Ledger::with_unlisted).
 //!
-//! Burn's graph does not show the bytes of its operations, nor their names (except some on a device with gradient
-//! checkpointing). So only swapping shows what a swap saves: convert a layer by `from_nn_*`, or change a `use` line, and run
-//! `measure_step` again.
+//! Burn's graph does not show the bytes of its operations. It shows the names of only some, and only on a device with gradient
+//! checkpointing. So you see what a swap saves only when you make it: convert a layer by `from_nn_*`, or change a `use` line,
+//! and run `measure_step` again.
 //!
 //! # What it saves
 //!

@@ -6,10 +6,10 @@
 //!
 //! # What it saves
 //!
-//! Removing half of a block's hidden features halves its parameters. Sparse storage of a share `s` of an f32 weight's values
-//! takes `s + 1/32` of its bytes. The examples below assert both (`cargo test --doc pruning`). In the second one, a tenth of the
-//! values takes 0.55 MiB instead of 4 MiB (two cores). No command measures this on a larger model, because how much you can prune
-//! depends on the model.
+//! Removing half of a block's hidden features halves its parameters. If you store only a share `s` of the values of an f32
+//! weight, they take `s + 1/32` of its bytes. The examples below assert both (`cargo test --doc pruning`). In the second one, a
+//! tenth of the values takes 0.55 MiB instead of 4 MiB (two cores). No command measures this on a larger model, because how
+//! much you can prune depends on the model.
 //!
 //! # What it costs
 //!

@@ -1,8 +1,9 @@
 //! Layers that keep only what the backward pass reads, and a frozen backbone.
 //!
-//! Autodiff keeps tensors for the backward pass. Which of them that pass reads depends on which gradients are wanted: the gradient of a
-//! convolution's weight reads the input, the gradient of its input does not. Burn's layers keep the input in both cases. The
-//! layers of [`burn_memsave::nn`](crate::nn) check when they run which tensors are tracked, and keep only what is needed.
+//! Autodiff keeps tensors for the backward pass. The backward pass reads a tensor only if a wanted gradient depends on it: the
+//! gradient of a convolution's weight depends on the input, but the gradient of the input does not. Burn's layers keep the
+//! input in both cases. When the layers of [`burn_memsave::nn`](crate::nn) run, they check which tensors are tracked, and keep
+//! only what is needed.
 //!
 //! To swap, write `use burn_memsave::nn;` in place of `use burn::nn;`. Records, optimizer states and results stay the same. Swap
 //! functions, too: `burn::tensor::activation::relu` keeps what Burn's layer keeps, and [`burn_memsave::tensor`](crate::tensor)
@@ -18,8 +19,8 @@
 //! # What it saves
 //!
 //! `cargo bench --bench memory` prints the bytes of every layer beside Burn's, trainable and frozen; `paper/RESULTS.md` has the
-//! table. For whole models, in MiB (f32, Flex, two cores), by `cargo run --release -p burn-memsave-paper --bin ...` and
-//! `cargo run --release --example finetune`:
+//! table. The next table shows whole models, in MiB (f32, Flex, two cores). Its numbers come from
+//! `cargo run --release -p burn-memsave-paper --bin ...` and `cargo run --release --example finetune`:
 //!
 //! | command | gradients of | kept: Burn, ours | peak: Burn, ours |
 //! | --- | --- | --- | --- |
