@@ -167,7 +167,7 @@ mod tests {
             assert!(refused.is_err(), "{head} {axis}");
         }
         // Its scales are behind its rows.
-        let quantized = TensorData::quantized(vec![0i8; 24], [8, 3], QuantScheme::default(), &[1.0]);
+        let quantized = TensorData::quantized(vec![0i8; 24], [8, 3], QuantScheme::default(), &[1.0], None);
         assert!(order.reorder(quantized, 0, false).is_err());
     }
 }
