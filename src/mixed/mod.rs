@@ -56,8 +56,8 @@
 //! `loss.forward(logits.cast(DType::F32), targets)`. If a layer is called many times, the gradients of its parameters are summed over the
 //! calls in half precision, with one rounding per call.
 //!
-//! The layers of this library cast constants that are not parameters (`RotaryEncoding`) when they use them. Not all of Burn's own layers do
-//! so, nor do they take running statistics of another dtype than their input.
+//! `RotaryEncoding` reads its table, which is no parameter, in f32, also for an input in half precision. Not all of Burn's own layers take
+//! constants or running statistics of another dtype than their input.
 mod error;
 mod scaler;
 

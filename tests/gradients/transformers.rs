@@ -418,6 +418,36 @@ mod rotary_encoding {
         });
     }
 
+    /// A table in f32 is read as it is: the only rounding to half precision is that of the results.
+    #[test]
+    fn of_half_precision_takes_the_table_as_it_is() {
+        let device = Device::flex().autodiff();
+        let encoding = layers(&device, 5, 6).1;
+        for (dtype, half_a_unit) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+            for halves in [false, true] {
+                let [x, dy] = [3, 4]
+                    .map(|seed| tensor::<4>(uniform(180, seed, -1.0..1.0), &[2, 3, 5, 6], &device, dtype));
+                let [rounded, exact] = [dtype, DType::F64].map(|dtype| {
+                    let x = x.clone().cast(dtype).require_grad();
+                    let y =
+                        if halves { encoding.forward_halves(x.clone()) } else { encoding.forward(x.clone()) };
+                    let gradients = (y.clone() * dy.clone().cast(dtype)).sum().backward();
+                    [y.into_data(), x.grad(&gradients).unwrap().into_data()]
+                });
+                for (name, rounded, exact) in [("y", &rounded[0], &exact[0]), ("dx", &rounded[1], &exact[1])]
+                {
+                    for (rounded, exact) in rounded.iter::<f64>().zip(exact.iter::<f64>()) {
+                        let bound = half_a_unit * exact.abs() + 1e-6;
+                        assert!(
+                            (rounded - exact).abs() <= bound,
+                            "{dtype:?} {name}: {rounded}, exactly {exact}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn moves_its_window_as_stock() {
         let device = Device::flex();

@@ -211,6 +211,24 @@ fn batch_norm_keeps_no_statistics_of_half_precision() {
     }
 }
 
+/// A table in f32 is read as it is, and no cast of it is kept.
+#[test]
+fn rotary_encoding_of_half_precision_keeps_nothing_but_its_table() {
+    let _alone = alone();
+    let device = &device();
+    let encoding = memsave::RotaryEncodingConfig::new(512, 64).init(device);
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let x = || Input { shape: [1, 2, 512, 64], dtype }.random(device).require_grad();
+        for (name, forward) in [
+            ("adjacent", &(|x| encoding.forward(x)) as &dyn Fn(Tensor<4>) -> Tensor<4>),
+            ("halves", &|x| encoding.forward_halves(x)),
+        ] {
+            let kept = bytes(measure(device, x, forward).kept);
+            assert!(kept.abs() <= RECORDS, "{dtype:?}, {name}: {kept} bytes");
+        }
+    }
+}
+
 /// The weights of so few tokens are less than their queries, keys and values: it counts when each of those is dropped.
 #[test]
 fn attention_to_few_tokens_needs_no_more_than_burn() {

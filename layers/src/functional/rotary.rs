@@ -1,4 +1,5 @@
 //! Rotary positional encoding.
+use crate::backend::wide;
 use crate::ops::{Pairing, RotaryOps};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -6,7 +7,8 @@ use burn::tensor::Tensor;
 /// Rotates every pair of features of `x` `[..., positions, features]` by `factors` `[positions, features, 2]`: the cosine and
 /// the sine for every feature, as in [`freq_complex`](burn::nn::RotaryEncoding::freq_complex).
 ///
-/// Keeps a handle of the factors.
+/// Keeps a handle of the factors, if they are in the dtype of `x`, or in f32 for an `x` in half precision. Others are cast to the dtype of `x`,
+/// and the cast is kept.
 ///
 /// # Panics
 ///
@@ -21,7 +23,7 @@ pub fn rotary_encoding<const D: usize>(x: Tensor<D>, factors: Tensor<3>) -> Tens
 /// Networks with rotary positions in Hugging Face's `transformers`, such as Llama, Mistral and Qwen, have these pairs. With this function,
 /// their weights and the adapters on them load as they are.
 ///
-/// Keeps a handle of the factors.
+/// Keeps what [`rotary_encoding`] keeps.
 ///
 /// # Panics
 ///
@@ -42,6 +44,7 @@ fn rotate<const D: usize>(x: Tensor<D>, factors: Tensor<3>, pairing: Pairing) ->
     if x.shape().num_elements() == 0 {
         return x;
     }
-    let factors = factors.cast(x.dtype());
+    // Kernels compute in the wider dtype: for half precision, they read a table in f32 as it is.
+    let factors = if factors.dtype() == wide(x.dtype()) { factors } else { factors.cast(x.dtype()) };
     Tensor::from_dispatch(Dispatch::memsave_rotary(x.into_dispatch(), factors.into_dispatch(), pairing))
 }

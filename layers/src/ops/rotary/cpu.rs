@@ -8,15 +8,27 @@ impl<B: CpuBackend> RotaryKernels for B {
     fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, pairing: Pairing, adjoint: bool) -> FloatTensor<B> {
         let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
         let [_, features, _] = factors.shape().dims();
+        let is_wider = factors.dtype() != x.dtype();
         with_element!(x.dtype(), "rotary_encoding", E => {
-            rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, pairing, adjoint);
+            let x = B::as_slice_mut::<E>(&mut x);
+            if is_wider {
+                rotate(x, B::as_slice::<<E as CpuElement>::Acc>(&factors), features, pairing, adjoint);
+            } else {
+                rotate(x, B::as_slice::<E>(&factors), features, pairing, adjoint);
+            }
         });
         x
     }
 }
 
 /// Rotates rows of pairs by the `factors` of all positions, or back if `adjoint`.
-fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, pairing: Pairing, adjoint: bool) {
+fn rotate<E: CpuElement, F: CpuElement<Acc = E::Acc>>(
+    x: &mut [E],
+    factors: &[F],
+    features: usize,
+    pairing: Pairing,
+    adjoint: bool,
+) {
     let positions = factors.len() / (2 * features);
     let task = parallel::items_per_task(x.len() / features, features);
     let work = 2 * x.len();
@@ -27,13 +39,13 @@ fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, pairing: P
             match pairing {
                 Pairing::Adjacent => {
                     for (pair, factors) in x.as_chunks_mut::<2>().0.iter_mut().zip(factors) {
-                        *pair = rotated(*pair, *factors, adjoint);
+                        *pair = rotated(*pair, factors.map(F::widen), adjoint);
                     }
                 }
                 Pairing::Halves => {
                     let (first, second) = x.split_at_mut(features / 2);
                     for ((a, b), factors) in first.iter_mut().zip(second).zip(factors) {
-                        [*a, *b] = rotated([*a, *b], *factors, adjoint);
+                        [*a, *b] = rotated([*a, *b], factors.map(F::widen), adjoint);
                     }
                 }
             }
@@ -43,9 +55,8 @@ fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, pairing: P
 
 /// One pair, rotated by the cosine and the sine of its first feature, and those of its second.
 #[inline]
-fn rotated<E: CpuElement>(pair: [E; 2], factors: [E; 4], adjoint: bool) -> [E; 2] {
+fn rotated<E: CpuElement>(pair: [E; 2], [cos_a, sin_a, cos_b, sin_b]: [E::Acc; 4], adjoint: bool) -> [E; 2] {
     let [a, b] = pair.map(E::widen);
-    let [cos_a, sin_a, cos_b, sin_b] = factors.map(E::widen);
     let rotated = match adjoint {
         false => [a * cos_a - b * sin_a, b * cos_b + a * sin_b],
         true => [a * cos_a + b * sin_b, b * cos_b - a * sin_a],

@@ -24,7 +24,7 @@ extension! {
     /// Rotary encoding.
     pub trait RotaryOps(RotaryKernels) {
         /// `x` `[..., positions, features]` rotated by the constants `factors` `[positions, features, 2]`, the cosine and the sine of every
-        /// feature.
+        /// feature, in the dtype of `x`, or in f32 if that is half precision.
         fn memsave_rotary(
             x: FloatTensor<Self>,
             factors: FloatTensor<Self>,
@@ -84,15 +84,17 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
 /// The kernel.
 pub trait RotaryKernels: Backend {
     /// The pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`, or if
-    /// `adjoint`, rotated back, as gradients are. In place if `x` is the only handle of its tensor.
+    /// `adjoint`, rotated back, as gradients are. In place if `x` is the only handle of its tensor. The factors are in the dtype of `x`, or
+    /// in f32 if that is half precision.
     fn rotate(
         x: FloatTensor<Self>,
         factors: FloatTensor<Self>,
         pairing: Pairing,
         adjoint: bool,
     ) -> FloatTensor<Self> {
-        let shape = x.shape();
+        let (shape, dtype) = (x.shape(), x.dtype());
         let [positions, features, _] = factors.shape().dims();
+        let x = if factors.dtype() == dtype { x } else { Self::float_cast(x, factors.dtype().into()) };
         let repeats = shape.num_elements() / (positions * features).max(1);
         let x = match pairing {
             Pairing::Adjacent => Self::float_reshape(x, Shape::new([repeats, positions, features / 2, 2])),
@@ -125,7 +127,8 @@ pub trait RotaryKernels: Backend {
             Pairing::Adjacent => rotated,
             Pairing::Halves => Self::float_swap_dims(rotated, 2, 3),
         };
-        Self::float_reshape(rotated, shape)
+        let rotated = Self::float_reshape(rotated, shape);
+        if rotated.dtype() == dtype { rotated } else { Self::float_cast(rotated, dtype.into()) }
     }
 }
 composing_backends!(RotaryKernels);
@@ -134,7 +137,8 @@ composing_backends!(RotaryKernels);
 mod tests {
     use super::*;
     use crate::backend::testing::{Composed, assert_close, composed, random};
-    use burn::backend::Flex;
+    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::tensor::DType;
 
     #[test]
     fn the_composed_rotation_equals_the_kernel() {
@@ -143,7 +147,12 @@ mod tests {
         {
             let (x, factors) = (random(&[2, 3, 5, 6]), random(&[5, 6, 2]));
             let rotated = Composed::rotate(composed(&x), composed(&factors), pairing, adjoint);
-            assert_close("rotation", rotated, Flex::rotate(x, factors, pairing, adjoint));
+            assert_close("rotation", rotated, Flex::rotate(x.clone(), factors.clone(), pairing, adjoint));
+            // Half precision and a table in f32. The numbers are so short that nothing is rounded.
+            let [x, factors] = [x, factors].map(|x| Flex::float_round(Flex::float_mul_scalar(x, 4.0.into())));
+            let x = Flex::float_cast(x, DType::F16.into());
+            let rotated = Composed::rotate(composed(&x), composed(&factors), pairing, adjoint);
+            assert_close("rotation in f16", rotated, Flex::rotate(x, factors, pairing, adjoint));
         }
     }
 }
