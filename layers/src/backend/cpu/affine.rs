@@ -1,7 +1,7 @@
 //! One affine map per channel: a batch normalization with known statistics, and a ReLU after it.
 use super::{
     CpuElement,
-    channels::{each_item, map_channels},
+    channels::{Runs, map_channels},
     elementwise::Map,
     parallel::{self, vectorized},
 };
@@ -59,31 +59,25 @@ impl<E: CpuElement> Affine<E> {
 
     /// What values of `[batch, channels, ...]` become.
     pub(crate) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
-        let (channels, inner) = (shape[1], shape[2..].iter().product::<usize>());
-        let size = channels * inner;
-        if size == 0 {
-            return vec![];
-        }
-        let write = |start: usize, item: &mut [MaybeUninit<E>]| {
-            let x = &values[start..start + item.len()];
-            if inner == 1 {
-                let triples = item.iter_mut().zip(x).zip(&self.channels);
+        assert_eq!(self.channels.len(), shape[1], "parameters for every channel");
+        let runs = Runs::of(shape);
+        let write = |start: usize, channel: usize, y: &mut [MaybeUninit<E>]| {
+            let x = &values[start..start + y.len()];
+            if runs.inner == 1 {
+                let triples = y.iter_mut().zip(x).zip(&self.channels[channel..]);
                 triples.for_each(|((y, x), channel)| {
                     y.write(E::narrow(channel.of(x.widen())));
                 });
             } else {
-                let planes = item.chunks_mut(inner).zip(x.chunks(inner)).zip(&self.channels);
-                for ((y, x), channel) in planes {
-                    vectorized(Map { x, y, f: |x| channel.of(x) });
-                }
+                let channel = self.channels[channel];
+                vectorized(Map { x, y, f: |x| channel.of(x) });
             }
         };
-        let task = size * parallel::items_per_task(values.len() / size, size);
-        assert_eq!(self.channels.len(), channels, "parameters for every channel");
-        // SAFETY: a chunk is some items of `size` elements each, one per element of `x`, and all of their channels are written.
+        let task = runs.per_task(values.len());
+        // SAFETY: a run has an element per element of `x`, and a channel for each of them, and all of them are written.
         unsafe {
             parallel::written(values.len(), task, values.len(), |index, chunk| {
-                each_item(index * task, chunk, size, write);
+                runs.each_of(index * task, chunk, write);
             })
         }
     }

@@ -1,4 +1,6 @@
 //! Sums over the channels of `[batch, channels, ...]`, and loops that change them.
+//!
+//! Both divide the elements of a channel, too: a single image of few channels keeps all threads busy.
 use super::{
     CpuElement,
     elementwise::Update,
@@ -8,6 +10,13 @@ use super::{
 use burn::tensor::Shape;
 use core::ops::Range;
 
+/// Elements of a channel whose sum is a part of its own. Parts follow from the shape only, so that sums do not depend on the number of
+/// threads.
+const PART: usize = 1 << 15;
+
+/// The same where a channel has one element per item: the sums of a further part are 3 % of its elements at most.
+const PART_OF_ROWS: usize = 1 << 9;
+
 /// A tensor `[batch, channels, inner]`.
 pub(crate) struct Channels<'a, E> {
     pub(crate) values: &'a [E],
@@ -15,9 +24,38 @@ pub(crate) struct Channels<'a, E> {
     pub(crate) inner: usize,
 }
 
+/// What is summed over the elements of a channel.
+pub(crate) trait Terms<const N: usize>: Sync {
+    /// The sums over consecutive elements of a channel.
+    fn of_plane(&self, channel: usize, elements: Range<usize>) -> [f64; N];
+
+    /// Adds the terms of consecutive elements to `sums`, where they belong to consecutive channels, from the first one given on.
+    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; N]]);
+}
+
+/// The elements.
+struct Values<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Terms<1> for Values<'_, E> {
+    fn of_plane(&self, _: usize, elements: Range<usize>) -> [f64; 1] {
+        [vectorized(Sum { values: &self.0[elements], f: |x: E| x.widen() })]
+    }
+
+    #[inline(always)]
+    fn add_row(&self, _: usize, elements: Range<usize>, sums: &mut [[f64; 1]]) {
+        for ([sum], x) in sums.iter_mut().zip(&self.0[elements]) {
+            *sum += x.widen().into_f64();
+        }
+    }
+}
+
 impl<'a, E: CpuElement> Channels<'a, E> {
     pub(crate) fn of(values: &'a [E], shape: &Shape) -> Self {
         Self { values, channels: shape[1], inner: shape[2..].iter().product() }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        Shape::new([self.count() / self.inner.max(1), self.channels, self.inner])
     }
 
     /// Elements per channel.
@@ -27,32 +65,98 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// The sum of every channel.
     pub(crate) fn sums(&self) -> Vec<f64> {
-        self.reduce([0.0], |_, range| [vectorized(Sum { values: &self.values[range], f: |x: E| x.widen() })])
-            .into_iter()
-            .map(|[sum]| sum)
-            .collect()
+        self.reduce(&Values(self.values)).into_iter().map(|[sum]| sum).collect()
     }
 
-    /// For every channel, the sum of `f(channel, range)` over its ranges of consecutive elements, one per item of the batch.
-    pub(crate) fn reduce<const N: usize>(
-        &self,
-        zero: [f64; N],
-        f: impl Fn(usize, Range<usize>) -> [f64; N] + Send + Sync,
-    ) -> Vec<[f64; N]> {
-        let row = self.channels * self.inner;
-        let size = parallel::items_per_job(self.channels, self.values.len());
-        let per_range = parallel::map_ranges(self.channels, size, |channels| {
-            let mut sums = vec![zero; channels.len()];
-            for start in (0..self.values.len()).step_by(row.max(1)) {
-                for (sums, channel) in sums.iter_mut().zip(channels.clone()) {
-                    let start = start + channel * self.inner;
-                    let part = f(channel, start..start + self.inner);
-                    sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-                }
+    /// For every channel, the sums of `terms` over its elements.
+    pub(crate) fn reduce<const N: usize>(&self, terms: &impl Terms<N>) -> Vec<[f64; N]> {
+        if self.values.is_empty() {
+            return vec![[0.0; N]; self.channels];
+        }
+        let parts = Parts::of(self);
+        // Part by part, so that consecutive sums are of consecutive channels.
+        let count = parts.count * self.channels;
+        let size = parallel::items_per_job(count, self.values.len());
+        let jobs = parallel::map_ranges(count, size, |range| {
+            let mut sums = vec![[0.0; N]; range.len()];
+            for part in range.start / self.channels..range.end.div_ceil(self.channels) {
+                let first = part * self.channels;
+                let of_part = range.start.max(first)..range.end.min(first + self.channels);
+                let sums = &mut sums[of_part.start - range.start..of_part.end - range.start];
+                self.add_part(parts.part(part), of_part.start - first, terms, sums);
             }
             sums
         });
-        per_range.into_iter().flatten().collect()
+        let mut sums = jobs.into_iter().flatten();
+        let mut totals: Vec<_> = sums.by_ref().take(self.channels).collect();
+        for (index, part) in sums.enumerate() {
+            add(&mut totals[index % self.channels], part);
+        }
+        totals
+    }
+
+    /// Adds a part of the elements of consecutive channels, from the `first` on.
+    #[inline(always)]
+    fn add_part<const N: usize>(
+        &self,
+        Part { items, elements }: Part,
+        first: usize,
+        terms: &impl Terms<N>,
+        sums: &mut [[f64; N]],
+    ) {
+        for item in items {
+            let start = (item * self.channels + first) * self.inner;
+            if self.inner == 1 {
+                terms.add_row(first, start..start + sums.len(), sums);
+                continue;
+            }
+            for (channel, sums) in sums.iter_mut().enumerate() {
+                let start = start + channel * self.inner;
+                add(sums, terms.of_plane(first + channel, start + elements.start..start + elements.end));
+            }
+        }
+    }
+}
+
+fn add<const N: usize>(sums: &mut [f64; N], terms: [f64; N]) {
+    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+}
+
+/// How the elements of each channel are divided: into planes of some items, or where planes are large, into pieces of planes.
+struct Parts {
+    batch: usize,
+    inner: usize,
+    /// Items of a part.
+    items: usize,
+    /// Elements of a plane.
+    elements: usize,
+    count: usize,
+}
+
+/// Elements `elements` of the planes of some items.
+struct Part {
+    items: Range<usize>,
+    elements: Range<usize>,
+}
+
+impl Parts {
+    fn of<E: CpuElement>(Channels { values, channels, inner }: &Channels<E>) -> Self {
+        let (channels, inner) = (*channels, *inner);
+        let batch = values.len() / (channels * inner);
+        // Of even sizes.
+        let even = |len: usize, most: usize| len.div_ceil(len.div_ceil(most));
+        let items = even(batch, if inner == 1 { PART_OF_ROWS } else { PART.div_ceil(inner) });
+        let elements = even(inner, PART);
+        Self { batch, inner, items, elements, count: batch.div_ceil(items) * inner.div_ceil(elements) }
+    }
+
+    fn part(&self, part: usize) -> Part {
+        let of_plane = self.inner.div_ceil(self.elements);
+        let range = |index: usize, size: usize, len: usize| index * size..((index + 1) * size).min(len);
+        Part {
+            items: range(part / of_plane, self.items, self.batch),
+            elements: range(part % of_plane, self.elements, self.inner),
+        }
     }
 }
 
@@ -63,28 +167,128 @@ pub(crate) fn map_channels<E: CpuElement, P: Sync>(
     parameters: &[P],
     f: impl Fn(&P, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
-    let inner = shape[2..].iter().product::<usize>();
-    items_mut(values, shape[1] * inner, |_, item| {
-        if inner == 1 {
-            let each = item.iter_mut().zip(parameters);
-            each.for_each(|(value, parameters)| *value = E::narrow(f(parameters, value.widen())));
+    let runs = Runs::of(shape);
+    runs.each_mut(values, |_, channel, x| {
+        if runs.inner == 1 {
+            let each = x.iter_mut().zip(&parameters[channel..]);
+            each.for_each(|(x, parameters)| *x = E::narrow(f(parameters, x.widen())));
         } else {
-            let planes = item.chunks_mut(inner).zip(parameters);
-            planes.for_each(|(x, p)| vectorized(Update { x, f: |x| f(p, x) }));
+            let parameters = &parameters[channel];
+            vectorized(Update { x, f: |x| f(parameters, x) });
         }
     });
 }
 
-/// Calls `f(start, item)` for every item of a batch, of `size` elements each, `start` being the position of the first one.
-pub(crate) fn items_mut<E: Send>(values: &mut [E], size: usize, f: impl Fn(usize, &mut [E]) + Send + Sync) {
-    if size == 0 {
-        return;
-    }
-    let (len, task) = (values.len(), size * parallel::items_per_task(values.len() / size, size));
-    parallel::chunks_mut(values, task, len, |index, chunk| each_item(index * task, chunk, size, &f));
+/// Divides a tensor `[batch, channels, inner]` into runs: a plane or a piece of one, or if `inner` is 1, consecutive channels of one item.
+#[derive(Clone, Copy)]
+pub(crate) struct Runs {
+    channels: usize,
+    pub(crate) inner: usize,
 }
 
-/// [`items_mut`] of a chunk that begins at `start`.
-pub(crate) fn each_item<E>(start: usize, chunk: &mut [E], size: usize, f: impl Fn(usize, &mut [E])) {
-    chunk.chunks_mut(size).enumerate().for_each(|(item, values)| f(start + item * size, values));
+impl Runs {
+    /// Of `[batch, channels, ...]`.
+    pub(crate) fn of(shape: &Shape) -> Self {
+        Self { channels: shape[1], inner: shape[2..].iter().product() }
+    }
+
+    /// Elements of a run that is not cut.
+    fn len(self) -> usize {
+        if self.inner == 1 { self.channels } else { self.inner }
+    }
+
+    /// How many of `len` elements a task should take. Runs are cut only where they are larger.
+    pub(crate) fn per_task(self, len: usize) -> usize {
+        let (most, run) = (parallel::items_per_task(len, 1), self.len());
+        if run == 0 || run > most { most } else { most - most % run }
+    }
+
+    /// Calls `f(start, channel, run)` for every run, `start` being the position of its first element, and `channel` the channel.
+    pub(crate) fn each_mut<E: Send>(
+        self,
+        values: &mut [E],
+        f: impl Fn(usize, usize, &mut [E]) + Send + Sync,
+    ) {
+        let (len, task) = (values.len(), self.per_task(values.len()));
+        parallel::chunks_mut(values, task, len, |index, chunk| self.each_of(index * task, chunk, &f));
+    }
+
+    /// [`each_mut`](Self::each_mut) of a chunk that begins at `start`.
+    #[inline(always)]
+    pub(crate) fn each_of<E>(self, start: usize, chunk: &mut [E], f: impl Fn(usize, usize, &mut [E])) {
+        let run = self.len();
+        let (mut at, mut rest) = (start, chunk);
+        let mut channel = if self.inner == 1 { at % self.channels } else { at / self.inner % self.channels };
+        let mut next = (run - at % run).min(rest.len());
+        while !rest.is_empty() {
+            let (values, after) = rest.split_at_mut(next);
+            f(at, channel, values);
+            channel = if self.inner == 1 || channel + 1 == self.channels { 0 } else { channel + 1 };
+            (at, next, rest) = (at + next, run.min(after.len()), after);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "rayon"))]
+mod tests {
+    use super::*;
+
+    const SHAPES: [[usize; 3]; 8] = [
+        [1, 3, 2 * PART + 5],
+        [2, 1, PART + 1],
+        [70, 3, 1000],
+        [3, 5, 7],
+        [2 * PART_OF_ROWS + 3, 70, 1],
+        [1, PART + 7, 1],
+        [0, 3, 4],
+        [2, 3, 0],
+    ];
+
+    fn values(shape: [usize; 3]) -> Vec<f32> {
+        (0..shape.iter().product()).map(|at| ((at * 7919) % 1021) as f32 - 500.0).collect()
+    }
+
+    #[test]
+    fn sums_are_those_of_the_channels_whatever_the_number_of_threads() {
+        for shape in SHAPES {
+            let [_, channels, inner] = shape;
+            let values = values(shape);
+            // These are integers, so that sums in any order are exact.
+            let mut expected = vec![0.0; channels];
+            values.iter().enumerate().for_each(|(at, &x)| expected[at / inner % channels] += f64::from(x));
+            for threads in [1, 2, 4, 16, 64] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let sums = pool.install(|| Channels::of(&values, &Shape::new(shape)).sums());
+                assert_eq!(sums, expected, "{shape:?}, {threads} threads");
+                let thirds: Vec<f32> = values.iter().map(|x| x / 3.0).collect();
+                let sums = |threads| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    pool.install(|| Channels::of(&thirds, &Shape::new(shape)).sums())
+                };
+                assert_eq!(sums(threads), sums(1), "{shape:?}, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_is_in_one_run_of_its_channel() {
+        for shape in SHAPES {
+            let [_, channels, inner] = shape;
+            let len = shape.iter().product::<usize>();
+            for threads in [1, 3, 64] {
+                let mut seen = vec![usize::MAX; len];
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    Runs::of(&Shape::new(shape)).each_mut(&mut seen, |start, channel, run| {
+                        for (at, seen) in run.iter_mut().enumerate() {
+                            let channel = if inner == 1 { channel + at } else { channel };
+                            assert_eq!(((start + at) / inner % channels, *seen), (channel, usize::MAX));
+                            *seen = start + at;
+                        }
+                    });
+                });
+                assert!(seen.into_iter().eq(0..len), "{shape:?}, {threads} threads");
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@ use super::{BatchNormKernels, BatchNormOutput};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     affine::{Affine, inverse_std, scales},
-    channels::{Channels, items_mut, map_channels},
+    channels::{Channels, Runs, Terms, map_channels},
     elementwise::UpdateWith,
     in_place::in_place_or_new,
     parallel::vectorized,
@@ -13,7 +13,8 @@ use crate::backend::cpu::{
 use crate::backend::wide;
 use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Shape, bf16, f16};
+use burn::tensor::{DType, bf16, f16};
+use core::ops::Range;
 
 impl<B: CpuBackend> BatchNormKernels for B {
     fn train_batch_norm(
@@ -150,16 +151,11 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     fn statistics(&self) -> [Vec<E::Acc>; 2] {
         let count = self.count() as f64;
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
-        let squares = self.reduce([0.0], |channel, range| {
-            let mean = <E::Acc as CpuElement>::from_f64(mean[channel]);
-            [vectorized(Sum {
-                values: &self.values[range],
-                f: |x: E| (x.widen() - mean) * (x.widen() - mean),
-            })]
-        });
         let acc = <E::Acc as CpuElement>::from_f64;
+        let mean: Vec<E::Acc> = mean.into_iter().map(acc).collect();
+        let squares = self.reduce(&Squares { x: self.values, mean: &mean });
         let variance = squares.into_iter().map(|[sum]| acc(sum / count)).collect();
-        [mean.into_iter().map(acc).collect(), variance]
+        [mean, variance]
     }
 
     /// `(x - mean) / std * gamma + beta`
@@ -171,16 +167,12 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         variance: &[E::Acc],
         epsilon: f64,
     ) -> Vec<E> {
-        let shape = [self.count() / self.inner.max(1), self.channels, self.inner];
-        Affine::new(gamma, beta, mean, variance, epsilon).apply(self.values, &Shape::new(shape))
+        Affine::new(gamma, beta, mean, variance, epsilon).apply(self.values, &self.shape())
     }
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
     fn gradient_sums(&self, mean: &[E::Acc], inverse_std: &[E::Acc], dy: &[E]) -> GradientSums {
-        let totals = self.reduce([0.0, 0.0], |channel, range| {
-            let mean = mean[channel];
-            vectorized(Moments { x: &self.values[range.clone()], dy: &dy[range], mean })
-        });
+        let totals = self.reduce(&Products { x: self.values, dy, mean });
         let scaled =
             totals.into_iter().zip(inverse_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
         GradientSums(scaled.collect())
@@ -219,17 +211,59 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         let apply = |line: &Line<E::Acc>, dy: E::Acc, x: E::Acc| {
             line.scale * dy + (line.slope * (x - line.mean) + line.shift)
         };
-        items_mut(dy, self.channels * self.inner, |start, item| {
-            let x = &self.values[start..start + item.len()];
-            if self.inner == 1 {
-                let each = item.iter_mut().zip(x).zip(&lines);
+        let runs = Runs::of(&self.shape());
+        runs.each_mut(dy, |start, channel, dy| {
+            let x = &self.values[start..start + dy.len()];
+            if runs.inner == 1 {
+                let each = dy.iter_mut().zip(x).zip(&lines[channel..]);
                 each.for_each(|((dy, x), line)| *dy = E::narrow(apply(line, dy.widen(), x.widen())));
             } else {
-                let planes = item.chunks_mut(self.inner).zip(x.chunks(self.inner)).zip(&lines);
-                for ((dy, x), line) in planes {
-                    vectorized(UpdateWith { x: dy, a: x, f: |dy, x| apply(line, dy, x) });
-                }
+                let line = &lines[channel];
+                vectorized(UpdateWith { x: dy, a: x, f: |dy, x| apply(line, dy, x) });
             }
         });
+    }
+}
+
+/// `(x - mean)^2`
+struct Squares<'a, E: CpuElement> {
+    x: &'a [E],
+    mean: &'a [E::Acc],
+}
+
+impl<E: CpuElement> Terms<1> for Squares<'_, E> {
+    fn of_plane(&self, channel: usize, elements: Range<usize>) -> [f64; 1] {
+        let mean = self.mean[channel];
+        let f = |x: E| (x.widen() - mean) * (x.widen() - mean);
+        [vectorized(Sum { values: &self.x[elements], f })]
+    }
+
+    #[inline(always)]
+    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; 1]]) {
+        for (([sum], x), &mean) in sums.iter_mut().zip(&self.x[elements]).zip(&self.mean[first..]) {
+            *sum += ((x.widen() - mean) * (x.widen() - mean)).into_f64();
+        }
+    }
+}
+
+/// `dy` and `dy * (x - mean)`
+struct Products<'a, E: CpuElement> {
+    x: &'a [E],
+    dy: &'a [E],
+    mean: &'a [E::Acc],
+}
+
+impl<E: CpuElement> Terms<2> for Products<'_, E> {
+    fn of_plane(&self, channel: usize, elements: Range<usize>) -> [f64; 2] {
+        vectorized(Moments { x: &self.x[elements.clone()], dy: &self.dy[elements], mean: self.mean[channel] })
+    }
+
+    #[inline(always)]
+    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; 2]]) {
+        let pairs = self.x[elements.clone()].iter().zip(&self.dy[elements]);
+        for ((sums, (x, dy)), &mean) in sums.iter_mut().zip(pairs).zip(&self.mean[first..]) {
+            sums[0] += dy.widen().into_f64();
+            sums[1] += (dy.widen() * (x.widen() - mean)).into_f64();
+        }
     }
 }

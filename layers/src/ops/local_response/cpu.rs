@@ -32,6 +32,9 @@ impl<B: CpuBackend> LocalResponseKernels for B {
 /// Elements of a channel per step: few enough that a window of channels stays in the cache.
 const TILE: usize = 256;
 
+/// The same where strips are narrow, because threads are many.
+const NARROW: usize = 32;
+
 /// A tensor as channels, each of `inner` consecutive elements.
 #[derive(Clone, Copy)]
 struct ChannelPlanes {
@@ -151,44 +154,44 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
     fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) {
         let Self { x, planes, norm, dy } = self;
         let ChannelPlanes { channels, inner } = planes;
-        let size = (channels * inner).max(1);
         let work = parallel::Work::of([dy.len(), 2 * norm.size.min(channels) + 2]);
         let [before, after] = norm.reach();
         let factor = <E::Acc as CpuElement>::from_f64(-2.0 * norm.alpha * norm.beta / norm.size as f64);
-        parallel::chunks_mut(dy, size, work, |index, dy| {
-            let x = &x[index * size..][..size];
-            let zero = <E::Acc as Zero>::zero();
+        // The products of all strips that are computed at the same time are a quarter of `x` at most, or of narrow strips.
+        let points = dy.len() / channels.max(1);
+        let width = (points / (4 * parallel::threads())).next_multiple_of(NARROW).clamp(NARROW, TILE);
+        parallel::strips_mut(dy, [channels, inner], width, work, |start, mut strip| {
+            let item = &x[start / (channels * inner) * channels * inner..][..channels * inner];
+            let first = start % inner;
+            let tile = first..inner.min(first + width);
+            let x_of = |channel: usize| &item[channel * inner..][tile.clone()];
+            let (zero, width) = (<E::Acc as Zero>::zero(), tile.len());
             let mut scale = [zero; TILE];
+            let scale = &mut scale[..width];
             // `dy x / s^(beta + 1)` of every channel.
-            let mut products = vec![zero; channels * inner.min(TILE)];
-            for_tiles(inner, |tile| {
-                let width = tile.len();
-                for (channel, products) in products.chunks_exact_mut(width).take(channels).enumerate() {
-                    let s = &mut scale[..width];
-                    scales(x, planes, norm, channel, tile.clone(), s);
-                    let at = channel * inner + tile.start;
-                    let elements = dy[at..at + width].iter_mut().zip(&x[at..at + width]);
-                    for (((dy, x), s), product) in elements.zip(s).zip(products) {
-                        let scaled = dy.widen() / power(*s);
-                        *product = scaled * x.widen() / *s;
-                        *dy = E::narrow(scaled);
-                    }
+            let mut products = vec![zero; channels * width];
+            let channels_of_dy = strip.rows().zip(products.chunks_exact_mut(width)).enumerate();
+            for (channel, (dy, products)) in channels_of_dy {
+                scales(item, planes, norm, channel, tile.clone(), scale);
+                let elements = dy.iter_mut().zip(x_of(channel));
+                for (((dy, x), s), product) in elements.zip(&*scale).zip(products) {
+                    let scaled = dy.widen() / power(*s);
+                    *product = scaled * x.widen() / *s;
+                    *dy = E::narrow(scaled);
                 }
-                for channel in 0..channels {
-                    let sums = &mut scale[..width];
-                    sums.fill(zero);
-                    // The windows with a channel are those of the channels in its mirrored window.
-                    for other in window(channel, [after, before], channels) {
-                        let products = &products[other * width..][..width];
-                        sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);
-                    }
-                    let at = channel * inner + tile.start;
-                    let elements = dy[at..at + width].iter_mut().zip(&x[at..at + width]);
-                    for ((dx, x), sum) in elements.zip(sums) {
-                        *dx = E::narrow(dx.widen() + factor * x.widen() * *sum);
-                    }
+            }
+            for (channel, dy) in strip.rows().enumerate() {
+                let sums = &mut *scale;
+                sums.fill(zero);
+                // The windows with a channel are those of the channels in its mirrored window.
+                for other in window(channel, [after, before], channels) {
+                    let products = &products[other * width..][..width];
+                    sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);
                 }
-            });
+                for ((dx, x), sum) in dy.iter_mut().zip(x_of(channel)).zip(&*sums) {
+                    *dx = E::narrow(dx.widen() + factor * x.widen() * *sum);
+                }
+            }
         });
     }
 }
