@@ -308,6 +308,41 @@ fn of_many_tiles() {
     }
 }
 
+/// Many threads also divide channels, and sums over points into smaller parts.
+#[test]
+#[cfg(all(feature = "flex", feature = "rayon"))]
+fn by_many_threads() {
+    let square = |size: usize| [1, size, size];
+    let base = Definition {
+        batch: 1,
+        groups: 1,
+        channels: [67, 130],
+        large: square(9),
+        small: square(9),
+        kernel: square(3),
+        stride: [1; AXES],
+        dilation: [1; AXES],
+        padding: [0, 1, 1],
+    };
+    let pointwise = Definition { kernel: square(1), padding: [0; AXES], ..base.clone() };
+    let definitions = [
+        base.clone(),
+        Definition { channels: [130, 67], small: square(5), stride: [1, 2, 2], ..base.clone() },
+        Definition { groups: 3, channels: [33, 70], ..base },
+        pointwise.clone(),
+        Definition { batch: 3, channels: [130, 67], ..pointwise },
+    ];
+    for threads in [8, 64] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        for definition in &definitions {
+            pool.install(|| {
+                check_conv::conv2d(definition, Backend::Flex, DType::F32);
+                check_transposed::conv2d(definition, Backend::Flex, DType::F32);
+            });
+        }
+    }
+}
+
 /// Padding of the input and of the output that cancel: as many results as there are inputs, but not in the same places.
 #[test]
 fn of_a_shifted_point() {

@@ -1,68 +1,31 @@
 //! Convolutions as products with a matrix that never exists as a whole: tiles of it are made in the cache.
 //!
 //! The matrix has a row per input channel and tap, and a column per point. A tile has up to [`COLUMNS`] points and, at a time, about
-//! [`DEPTH`] rows. Sums are made in f32 at least, and rounded once.
+//! [`DEPTH`](super::division::DEPTH) rows. Sums are made in f32 at least, and rounded once.
 //!
-//! What a pass needs besides its result:
-//!
-//! - A job holds a tile of the matrix and the sums of one or more tiles ([`SUMS`]). The sums of all threads together take at most 4 MiB,
-//!   or one tile each. Only so many jobs run at a time that together they hold no more elements than the weight and a quarter of input
-//!   and result (an eighth with several groups), or 256 KiB ([`HELD`]).
-//! - The gradient of a weight has sums of its own size, and as many again for every further partial sum ([`PARTIAL_BYTES`]). How it is
-//!   rounded depends on the number of threads.
-//! - A transposed convolution has its weight in another order; half precision, its weight in f32.
+//! What a pass holds besides its result, and how it is divided, is in [`division`](super::division). A transposed convolution also has its
+//! weight in another order; half precision, its weight in f32.
 use super::{
     Finish,
+    division::{Extent, FEWEST_POINTS, GradientExtent, ROWS, Share, at_once},
     geometry::{Phase, Piece, Planes, Span, Tap, Tile, Weighted},
     reader::Reader,
     rows::transpose,
 };
 use crate::backend::cpu::{
     CpuElement,
-    parallel::{self, Job, Work, vectorized},
+    parallel::{self, Job, vectorized},
     product::{COLUMNS, Lanes, MOST_LANES, RowsAt, SumRows, Workspace, add_product, starts},
 };
 use core::{marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 use std::borrow::Cow;
 
-/// Rows of a tile that exist at a time: 32 KiB of f32, about a first-level cache.
-const DEPTH: usize = 128;
-
-/// Sums, of several tiles, that are made with the same rows of a weight: as many as stay in a second-level cache.
-const SUMS: usize = 1 << 17;
-
-/// The same for all threads together: 4 MiB of f32.
-const SUMS_OF_ALL: usize = 1 << 20;
-
-/// Elements that all threads together may hold of any convolution, however small: 256 KiB of f32.
-const HELD: usize = 1 << 16;
-
-/// The runs and spans of a column take at most as much memory as this many sums, which is so if lines have a single point.
-const RECORDS: usize = 24;
-
-/// Rows of sums that are made before they are written: 6 KiB of f32.
-const ROWS_OF_SUMS: usize = 24;
-
-/// Points that contribute to the gradient of a weight at once, at most: their columns take up to 40 KiB of f32.
-const POINTS: usize = 160;
-
-/// The same for a job that has few points: a quarter of its points contribute at once, but no fewer than this.
-const FEWEST_POINTS: usize = 32;
-
-/// So many jobs may always compute the gradient of a weight, whose points are then fewer.
-const FEWEST_JOBS: usize = 4;
-
-/// Rows of a tile that are multiplied with one block of columns before the next block.
-const ROWS: usize = 256;
-
-/// Rows of a weight that are rearranged at once, since their elements lie on the same pages of memory.
+/// Rows of a weight that are rearranged at once, since their elements lie on the same pages of memory: fewer where threads would have none,
+/// but no fewer than [`FEWEST_ROWS_OF_WEIGHT`].
 const ROWS_OF_WEIGHT: usize = 32;
 
-/// Multiplications that take as long as reading an element in other loops.
-const MULTIPLICATIONS: usize = 8;
-
-/// Bytes of partial sums of one gradient of a weight that may exist at a time.
-const PARTIAL_BYTES: usize = 4 << 20;
+/// With a kernel of 1x1, the elements of so many rows share a line of the cache.
+const FEWEST_ROWS_OF_WEIGHT: usize = 8;
 
 /// The points of some slabs of a batch, which has `per_image` slabs in every image.
 fn pieces(phase: &Phase, slabs: &Range<usize>, per_image: usize) -> impl Iterator<Item = Piece> {
@@ -72,17 +35,6 @@ fn pieces(phase: &Phase, slabs: &Range<usize>, per_image: usize) -> impl Iterato
         let points = |slab: usize| phase.points_of(slab.clamp(first, first + per_image) - first);
         Piece { image, points: points(start)..points(end) }
     })
-}
-
-/// `0..slabs` in ranges of `size`.
-fn ranges(slabs: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    (0..slabs).step_by(size).map(move |start| start..(start + size).min(slabs))
-}
-
-/// A share: what a job computes of a result, that is, some slabs of the batch, in the channels of a group.
-struct Share {
-    group: usize,
-    slabs: Range<usize>,
 }
 
 /// A result `[batch, channels, plane]` that is not written yet, for all jobs. (References per image, channel and share would take more
@@ -125,9 +77,6 @@ pub(super) fn convolve<E: CpuElement>(
     phases: &[Weighted<'_, E::Acc>],
     finish: Finish<'_, E>,
 ) -> Vec<E> {
-    let of_phase =
-        |(phase, weight): &Weighted<'_, E::Acc>| Work::of([input.batch(), phase.points(), weight.len()]);
-    let work = phases.iter().map(of_phase).sum::<Work>() / MULTIPLICATIONS;
     let plane = phases[0].0.output_plane();
     assert_eq!(
         phases.iter().map(|(phase, _)| phase.points()).sum::<usize>(),
@@ -137,55 +86,30 @@ pub(super) fn convolve<E: CpuElement>(
     let len = input.batch() * channels * plane;
     let mut result = Vec::with_capacity(len);
     let unwritten = Unwritten::new(&mut result.spare_capacity_mut()[..len], channels, plane);
-    let weights = phases.iter().map(|(_, weight)| weight.len()).sum::<usize>();
-    let rows = phases.iter().map(|(phase, _)| {
-        let [per_tile, sums] = at_once(phase.taps.len(), input.size(), channels / input.groups);
-        per_tile * phase.taps.len() + sums
-    });
-    let held = (rows.max().unwrap_or(0) + RECORDS) * COLUMNS;
-    let most = jobs_to_hold(input.values.len() + len, input.groups, weights, held);
-    parallel::each_of(shares(input, &phases[0].0, work, most), most, work, |share| {
-        vectorized(Convolve { share, input, phases, finish, unwritten: &unwritten });
+    let extent = Extent {
+        groups: input.groups,
+        slabs: input.batch() * phases[0].0.slabs(),
+        phases: phases.iter().map(|(phase, _)| [phase.points_of(1), phase.taps.len()]).collect(),
+        input: input.size(),
+        channels: channels / input.groups,
+        elements: input.values.len() + len,
+        weights: phases.iter().map(|(_, weight)| weight.len()).sum(),
+    };
+    let division = extent.division(parallel::threads());
+    let shares = extent.shares(division).collect();
+    parallel::each_of(shares, division.at_once, extent.work(), |share| {
+        vectorized(Convolve { share, tiles: division.tiles, input, phases, finish, unwritten: &unwritten });
     });
     // SAFETY: the shares are the whole result, and every element of a share is a point of one phase, in a run that is written.
     unsafe { result.set_len(len) };
     result
 }
 
-/// How many jobs may hold `held` elements each: together a quarter of the elements of the tensors and those of the weight, or [`HELD`].
-/// With several groups, an eighth: Burn computes one group after the other, and holds little.
-fn jobs_to_hold(elements: usize, groups: usize, weights: usize, held: usize) -> usize {
-    let part = if groups == 1 { 4 } else { 8 };
-    ((elements / part + weights).max(HELD) / held).max(1)
-}
-
-/// Channels whose rows of a tile exist at a time, and rows of sums that are made before they are written: for a phase with so many taps that
-/// reads `channels` per group and makes `size`.
-fn at_once(taps: usize, channels: usize, size: usize) -> [usize; 2] {
-    let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
-    // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
-    [per_tile, if per_tile == channels { ROWS_OF_SUMS.min(size) } else { size }]
-}
-
-/// The shares of the result, of which `most` are computed at a time.
-fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Share> {
-    let slabs = input.batch() * phase.slabs();
-    // Enough tiles to read the weight seldom, but something to do for every thread.
-    let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
-    let largest = parallel::items_per_thread(slabs, work);
-    let size = parallel::items_per_job(slabs * input.groups, work).max(smallest).min(largest);
-    // Where fewer are computed at a time than there are threads, smaller shares would only read the weight more often.
-    let size = match parallel::threads() > most {
-        true => size.max((slabs * input.groups).div_ceil(most)),
-        false => size,
-    };
-    let of_group = |group| ranges(slabs, size).map(move |slabs| Share { group, slabs });
-    (0..input.groups).flat_map(of_group).collect()
-}
-
 /// Computes a share of the result.
 struct Convolve<'a, E: CpuElement> {
     share: Share,
+    /// Tiles whose sums are made with the same rows of a weight, at most.
+    tiles: usize,
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
     finish: Finish<'a, E>,
@@ -207,20 +131,18 @@ impl<E: CpuElement> Convolve<'_, E> {
     /// Writes the results of a phase.
     #[inline(always)]
     fn write_phase(&self, (phase, weight): &Weighted<'_, E::Acc>) {
-        let Share { group, ref slabs } = self.share;
+        let Share { group, channels: ref of_share, ref slabs } = self.share;
         let (channels, taps) = (self.input.size(), phase.taps.len());
-        let size = self.unwritten.channels / self.input.groups;
-        let weight = &weight[group * size * channels * taps..];
+        let (size, first_of_share) =
+            (of_share.len(), group * (self.unwritten.channels / self.input.groups) + of_share.start);
+        let weight = &weight[first_of_share * channels * taps..];
         let [per_tile, some] = at_once(taps, channels, size);
         let row_starts = starts(size, channels * taps);
         let pieces = || pieces(phase, slabs, phase.slabs());
         let points: usize = pieces().map(|piece| piece.points.len()).sum();
         let tiles_at_once = match per_tile == channels {
             true => 1,
-            false => {
-                let (sums, tile) = (SUMS.min(SUMS_OF_ALL / parallel::threads()), (size + RECORDS) * COLUMNS);
-                (sums / tile).min(points.div_ceil(COLUMNS)).max(1)
-            }
+            false => self.tiles.min(points.div_ceil(COLUMNS)).max(1),
         };
         let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
         let mut reader = Reader::new(phase, width, per_tile, size);
@@ -247,7 +169,7 @@ impl<E: CpuElement> Convolve<'_, E> {
                 }
                 for (places, sums) in places.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
                     let sums = &mut sums[..row_starts.len() * COLUMNS];
-                    self.write(phase.step(), places, group * size + first, sums);
+                    self.write(phase.step(), places, first_of_share + first, sums);
                 }
             }
         }
@@ -284,73 +206,81 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let exchanged = phase.is_pointwise() && signal.size() < dy.size();
     let (signal, dy) = if exchanged { (dy, signal) } else { (signal, dy) };
     let (groups, taps) = (signal.groups, phase.taps.len());
-    let slabs = signal.batch() * phase.slabs();
     let (rows, columns) = (signal.size() * taps, dy.size());
-    let work = Work::of([signal.batch(), phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
-    let jobs = slabs.div_ceil(parallel::items_per_thread(slabs, work));
-    let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS) + RECORDS) * POINTS;
-    let tensors = signal.values.len() + dy.values.len();
-    let most = jobs_to_hold(tensors, groups, groups * rows * columns, held).max(FEWEST_JOBS);
-    let jobs = jobs.min(most);
-    // All partial sums together are at most a quarter of what they are made of, and no more of them are added up than give every job one.
-    let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
-    let elements = signal.batch() * phase.points() * groups * (signal.size() + dy.size());
-    let addends = (PARTIAL_BYTES / (sums * size_of::<E::Acc>())).min(elements / (4 * sums));
-    let addends = addends.clamp(1, jobs.div_ceil(groups));
-    let per_block = signal.size().div_ceil(jobs.div_ceil(addends * groups));
-
-    let mut partials = Vec::new();
-    for group in 0..groups {
-        for start in (0..signal.size()).step_by(per_block) {
-            let channels = start..(start + per_block).min(signal.size());
-            let addend =
-                |slabs| PartialSum { group, channels: channels.clone(), slabs, sums: Workspace::new(0) };
-            partials.extend(ranges(slabs, slabs.div_ceil(addends)).map(addend));
-        }
-    }
-    parallel::each_of(partials.iter_mut().collect(), most, work, |partial| {
-        vectorized(Correlate { partial, signal, dy, phase });
+    let extent = GradientExtent {
+        groups,
+        slabs: signal.batch() * phase.slabs(),
+        points: signal.batch() * phase.points(),
+        channels: signal.size(),
+        taps,
+        columns,
+        elements: signal.values.len() + dy.values.len(),
+        bytes: size_of::<E::Acc>(),
+    };
+    let division = extent.division(parallel::threads());
+    let partial =
+        |Share { group, channels, slabs }| PartialSum { group, channels, slabs, sums: Workspace::new(0) };
+    let mut partials: Vec<_> = extent.shares(division).map(partial).collect();
+    parallel::each_of(partials.iter_mut().collect(), division.at_once, extent.work(), |partial| {
+        vectorized(Correlate { partial, points: division.points, signal, dy, phase });
     });
 
     let (per_group, pitch) = (partials.len() / groups, panel(columns));
     let len = groups * rows * columns;
     let mut gradient = Vec::with_capacity(len);
-    let mut jobs = Vec::new();
     let unwritten = &mut gradient.spare_capacity_mut()[..len];
-    for (of_group, gradient) in partials.chunks(per_group).zip(unwritten.chunks_mut(rows * columns)) {
-        // A panel is some whole rows of the gradient, unless rows and columns are exchanged.
-        let size = if exchanged { rows * columns } else { rows * pitch };
-        let panels = gradient.chunks_mut(size).enumerate();
-        jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
-    }
+    let by_group = partials.chunks(per_group).zip(unwritten.chunks_mut(rows * columns));
     let narrow = |sum| MaybeUninit::new(E::narrow(sum));
-    let assemble = |(of_group, panel, gradient): Panel<'_, E>| {
-        for addends in of_group.chunk_by(|a, b| a.channels == b.channels) {
-            let (first, count) = (addends[0].channels.start * taps, addends[0].channels.len() * taps);
-            let sums = |panel: usize| total(addends, panel * count * pitch..(panel + 1) * count * pitch);
-            let width = |panel: usize| (columns - panel * pitch).min(pitch);
-            if !exchanged {
-                let sizes = [count, width(panel)];
-                transpose(&sums(panel), pitch, sizes, &mut gradient[first..], rows, narrow);
-                continue;
+    let width = |panel: usize| (columns - panel * pitch).min(pitch);
+    let mut jobs = Vec::new();
+    if exchanged {
+        let at_once = parallel::items_per_task(rows, columns);
+        for (of_group, mut gradient) in by_group {
+            for addends in blocks(of_group) {
+                let (of_block, others) = gradient.split_at_mut(addends[0].channels.len() * columns);
+                gradient = others;
+                let chunks = of_block.chunks_mut(at_once * columns).enumerate();
+                jobs.extend(chunks.map(|(index, gradient)| (addends, index * at_once, gradient)));
             }
+        }
+        parallel::each(jobs, len, |(addends, first, gradient): Assembly<'_, E>| {
+            let (count, here) = (addends[0].channels.len(), gradient.len() / columns);
             for panel in 0..columns.div_ceil(pitch) {
-                let gradient_rows = gradient[first * columns..].chunks_mut(columns);
-                for (sums, row) in sums(panel).chunks(pitch).zip(gradient_rows) {
+                let start = (panel * count + first) * pitch;
+                let sums = total(addends, start..start + here * pitch);
+                for (sums, row) in sums.chunks(pitch).zip(gradient.chunks_mut(columns)) {
                     let row = &mut row[panel * pitch..][..width(panel)];
                     row.iter_mut().zip(sums).for_each(|(element, &sum)| *element = narrow(sum));
                 }
             }
+        });
+    } else {
+        for (of_group, gradient) in by_group {
+            // A panel is some whole rows of the gradient.
+            let panels = gradient.chunks_mut(rows * pitch).enumerate();
+            jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
         }
-    };
-    parallel::each(jobs, len, assemble);
-    // SAFETY: the panels are the whole gradient, and the channels of the partial sums are all rows of a panel.
+        parallel::each(jobs, len, |(of_group, panel, gradient): Assembly<'_, E>| {
+            for addends in blocks(of_group) {
+                let (first, count) = (addends[0].channels.start * taps, addends[0].channels.len() * taps);
+                let sums = total(addends, panel * count * pitch..(panel + 1) * count * pitch);
+                transpose(&sums, pitch, [count, width(panel)], &mut gradient[first..], rows, narrow);
+            }
+        });
+    }
+    // SAFETY: the panels are the whole gradient, and the channels of the partial sums are all rows of a panel; where rows and columns are
+    // exchanged, these channels are the rows of the gradient.
     unsafe { gradient.set_len(len) };
     gradient
 }
 
-/// A panel of the gradient of a group: the partial sums of the group, the number of the panel, and where it is to be written.
-type Panel<'a, E> = (&'a [PartialSum<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
+/// Partial sums, the number of the first row or of the panel, and the part of the gradient in which it is to be written.
+type Assembly<'a, E> = (&'a [PartialSum<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
+
+/// Of the partial sums of a group, those of the same channels.
+fn blocks<A>(of_group: &[PartialSum<A>]) -> impl Iterator<Item = &[PartialSum<A>]> {
+    of_group.chunk_by(|a, b| a.channels == b.channels)
+}
 
 /// A range of the elements of partial sums, added up.
 fn total<A: CpuElement<Acc = A> + Lanes>(addends: &[PartialSum<A>], range: Range<usize>) -> Cow<'_, [A]> {
@@ -379,6 +309,8 @@ struct PartialSum<A> {
 /// Computes a partial sum of the gradient.
 struct Correlate<'a, E: CpuElement> {
     partial: &'a mut PartialSum<E::Acc>,
+    /// Points that contribute at once, at most.
+    points: usize,
     signal: Planes<'a, E>,
     dy: Planes<'a, E>,
     phase: &'a Phase,
@@ -389,19 +321,25 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        self.partial.sum(self.signal, self.dy, self.phase);
+        self.partial.sum(self.points, self.signal, self.dy, self.phase);
     }
 }
 
 impl<A: CpuElement<Acc = A> + Lanes> PartialSum<A> {
     #[inline(always)]
-    fn sum<E: CpuElement<Acc = A>>(&mut self, signal: Planes<'_, E>, dy: Planes<'_, E>, phase: &Phase) {
+    fn sum<E: CpuElement<Acc = A>>(
+        &mut self,
+        points: usize,
+        signal: Planes<'_, E>,
+        dy: Planes<'_, E>,
+        phase: &Phase,
+    ) {
         let (taps, pitch) = (phase.taps.len(), panel(dy.size()));
         let (panels, of_panel) = (dy.size().div_ceil(pitch), self.channels.len() * taps * pitch);
         let width = |panel: usize| (dy.size() - panel * pitch).min(pitch);
         let pieces = || pieces(phase, &self.slabs, phase.slabs());
         let total: usize = pieces().map(|piece| piece.points.len()).sum();
-        let most = (total / 4).clamp(FEWEST_POINTS, POINTS);
+        let most = (total / 4).clamp(FEWEST_POINTS, points);
         let size = total.div_ceil(total.div_ceil(most));
         let per_tile = ROWS.div_ceil(taps).min(self.channels.len());
         let mut reader = Reader::new(phase, size, per_tile, dy.size());
@@ -445,10 +383,11 @@ pub(super) fn transposed_weight<E: CpuElement>(
     let row = of_group * taps.len();
     let len = groups * size * row;
     let sizes = [of_group, size, kernel];
+    let at_once = (groups * size).div_ceil(parallel::threads()).clamp(FEWEST_ROWS_OF_WEIGHT, ROWS_OF_WEIGHT);
     // SAFETY: every row is written, for all of its channels and taps.
     unsafe {
-        parallel::written(len, ROWS_OF_WEIGHT * row.max(1), len, |index, rows| {
-            let first = index * ROWS_OF_WEIGHT;
+        parallel::written(len, at_once * row.max(1), len, |index, rows| {
+            let first = index * at_once;
             vectorized(TransposeWeight { weight, sizes, taps, first, rows });
         })
     }

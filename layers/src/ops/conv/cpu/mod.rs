@@ -19,7 +19,7 @@
 //! | *phase* | The points that read the input through the same taps: all; in a transposed convolution of stride `s`, every `s`-th. |
 //! | *line* | The points, or the elements of a plane, along the whole last axis. |
 //! | *slab* | The points of every phase with the same index on the first axis that has several: in two dimensions, a line. |
-//! | *share* | What a job computes: some slabs of the batch, in the channels of a group. |
+//! | *share* | What a job computes: some slabs of the batch, in some channels of a group ([`division`]). |
 //! | *piece* | The points of a share that are in one image. |
 //! | *tile* | Consecutive points of a share, a column each, and what they read, a row per channel and tap. It stays in the cache. |
 //! | *run* | The points of a tile that are on one line. |
@@ -40,6 +40,7 @@ use std::borrow::Cow;
 
 mod canvas;
 mod depthwise;
+mod division;
 mod geometry;
 mod implicit;
 mod reader;
