@@ -16,6 +16,9 @@ const WORTH_IT: usize = 192 * 192 * 192;
 /// The time to write an element of the result, in multiplications.
 const PER_ELEMENT: usize = 16;
 
+/// The time to read an element of a factor, in multiplications. A product of one row, as in generation, is little else.
+const PER_READ: usize = 8;
+
 /// A matrix in memory.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, E> {
@@ -112,9 +115,12 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         assert_eq!(bias.len(), columns, "an element per column");
     }
     let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
+    let work =
+        work.saturating_add(depth.saturating_mul(rows.saturating_add(columns)).saturating_mul(PER_READ));
     // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
-    let packed = if threads <= FEW { depth } else { summands_at_once(depth) };
+    // Of one row, nothing is packed.
+    let packed = if threads <= FEW || rows == 1 { depth } else { summands_at_once(depth) };
     let (result, adds) = (Parts(result), matches!(start, Start::Result));
     let part = |(of_rows, of_columns): (Range<usize>, Range<usize>)| {
         let all = &result;

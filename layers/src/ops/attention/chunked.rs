@@ -5,7 +5,11 @@ use super::{
     parts::{Parts, Put, part, slices},
     sums::{BiasGrad, KeyGrads},
 };
-use crate::{backend::wide, graph::tape, saved::packing::PackingKernels};
+use crate::{
+    backend::{Saved, wide},
+    graph::tape,
+    saved::packing::PackingKernels,
+};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -58,6 +62,14 @@ pub(super) struct DroppedWeights<M> {
     pub(super) masks: Vec<M>,
     /// The probability that a weight is kept.
     pub(super) keep: f64,
+    /// The weights of a chunk, which may follow from the number of threads: so many in every pass that reads these masks.
+    pub(super) elements: usize,
+}
+
+impl<M: Saved> Saved for DroppedWeights<M> {
+    fn bytes(&self) -> usize {
+        self.masks.iter().map(Saved::bytes).sum()
+    }
 }
 
 /// The result of an attention.
@@ -73,14 +85,19 @@ impl<B: AttentionKernels> Operands<B> {
         Sizes::of::<B>(&self.query, &self.key)
     }
 
-    fn chunks(&self) -> Vec<Chunk> {
+    /// How many weights a chunk has, if there are enough.
+    fn elements(&self) -> usize {
+        B::chunk(&self.query.device(), self.sizes().keys)
+    }
+
+    /// The chunks of so many weights.
+    fn chunks(&self, elements: usize) -> Vec<Chunk> {
         let (sizes, device, dtype) = (self.sizes(), self.query.device(), self.query.dtype());
         let [query, key] = [&self.query, &self.key].map(|x| x.shape().num_elements());
         // A single chunk drops its inputs before it makes its last result. So it may have more weights than other chunks at the same
         // peak: in the forward pass by the elements of the output; in the backward pass, which has weights and their gradients, by half
         // the elements of queries, keys and values. A bias has gradients, too.
         let more = query.min(query / 2 + key) / if self.terms.bias.is_some() { 3 } else { 1 };
-        let elements = B::chunk(&device, sizes.keys);
         let most_of_one = (elements + more).min(B::largest(&device) / wide(dtype).size());
         sizes.one_or_chunks(&self.terms.scores, elements, most_of_one, B::CAUSAL_PARTS)
     }
@@ -88,14 +105,23 @@ impl<B: AttentionKernels> Operands<B> {
     /// Draws which weights to drop.
     pub(super) fn drop_weights(&self, keep: f64) -> DroppedWeights<B::Mask> {
         let (device, dtype) = (self.query.device(), self.query.dtype());
-        let chunks = self.chunks().into_iter();
-        let masks = chunks.map(|Chunk { batch, heads, queries, keys, .. }| {
-            let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
-            B::bernoulli_mask(shape, dtype, &device, keep)
-        });
-        let mut masks: Vec<_> = tape::draw(|| masks.collect());
-        masks.shrink_to_fit(); // they were collected into the allocation of the chunks
-        DroppedWeights { masks, keep }
+        // A segment that runs again in another pool must find the chunks of these masks, too.
+        tape::draw(|| {
+            let elements = self.elements();
+            let masks =
+                self.chunks(elements).into_iter().map(|Chunk { batch, heads, queries, keys, .. }| {
+                    let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
+                    B::bernoulli_mask(shape, dtype, &device, keep)
+                });
+            let mut masks: Vec<_> = masks.collect();
+            masks.shrink_to_fit(); // they were collected into the allocation of the chunks
+            DroppedWeights { masks, keep, elements }
+        })
+    }
+
+    /// The chunks of a pass with these masks, if any.
+    fn chunks_with(&self, dropped: Option<&DroppedWeights<B::Mask>>) -> Vec<Chunk> {
+        self.chunks(dropped.map_or_else(|| self.elements(), |dropped| dropped.elements))
     }
 
     /// The weighted values, and the weights, if they are wanted.
@@ -105,7 +131,7 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         wants_weights: bool,
     ) -> Weighted<B> {
-        let (sizes, chunks, width) = (self.sizes(), self.chunks(), value.shape()[3]);
+        let (sizes, chunks, width) = (self.sizes(), self.chunks_with(dropped), value.shape()[3]);
         let Sizes { batch, heads, queries, keys, .. } = sizes;
         let Self { query, key, terms } = self;
         let like = (query.device(), query.dtype());
@@ -141,7 +167,7 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let (sizes, chunks, like) = (self.sizes(), self.chunks(), (dy.device(), dy.dtype()));
+        let (sizes, chunks, like) = (self.sizes(), self.chunks_with(dropped), (dy.device(), dy.dtype()));
         let Sizes { batch, groups, keys, .. } = sizes;
         let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, groups, keys, dy.shape()[3]]));
         let Self { query, key, terms } = self;
@@ -170,7 +196,7 @@ impl<B: AttentionKernels> Operands<B> {
         mut give: impl FnMut(usize, FloatTensor<B>),
     ) {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
-        let (sizes, chunks) = (self.sizes(), self.chunks());
+        let (sizes, chunks) = (self.sizes(), self.chunks_with(dropped));
         let Self { query, key, terms } = self;
         let like = (query.device(), query.dtype());
         let mut dquery = Parts::<B>::covering(query.shape());
@@ -281,5 +307,47 @@ fn apply_dropout<B: AttentionKernels>(
     match dropped {
         Some(dropped) => B::scale_by_mask(x, &dropped.masks[chunk], [0.0, 1.0 / dropped.keep]),
         None => x,
+    }
+}
+
+#[cfg(all(test, feature = "flex", feature = "rayon"))]
+mod tests {
+    use super::*;
+    use crate::backend::testing::{assert_close, composed, random};
+    use burn::backend::Flex;
+
+    /// A pass may run in another pool than the one in which the masks were drawn, with other chunks by itself.
+    #[test]
+    fn the_same_weights_are_dropped_in_every_pool() {
+        let pool =
+            |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads");
+        let (many, one) = (pool(16), pool(1));
+        let [query, key, value, dy] = [(); 4].map(|()| random(&[1, 1, 1024, 4]));
+        let scores =
+            Scores { scale: 0.5, softcap: None, causal: false, masked: f64::NEG_INFINITY, quiet: false };
+        let operands = || Operands::<Flex> {
+            query: query.clone(),
+            key: key.clone(),
+            terms: Terms { mask: None, bias: None, scores },
+        };
+        let (dropped, mut recorded) = many.install(|| tape::record(|| operands().drop_weights(0.7)));
+        let again = one.install(|| tape::probe(&mut recorded, || operands().drop_weights(0.7)));
+        assert_eq!(again.masks.len(), dropped.masks.len(), "what a segment finds when it runs again");
+        let others = one.install(|| operands().chunks_with(None));
+        assert_ne!(dropped.masks.len(), others.len(), "pools of these sizes have other chunks");
+        let run = |pool: &rayon::ThreadPool| {
+            pool.install(|| {
+                let mut results = vec![(0, operands().forward(value.clone(), Some(&again), false).output)];
+                let wanted = [true, true, true, false];
+                operands().backward(value.clone(), Some(&again), dy.clone(), wanted, |input, gradient| {
+                    results.push((1 + input, gradient));
+                });
+                results.sort_by_key(|(input, _)| *input);
+                results
+            })
+        };
+        for ((input, in_many), (_, in_one)) in run(&many).into_iter().zip(run(&one)) {
+            assert_close(&format!("result {input}"), composed(&in_one), in_many);
+        }
     }
 }

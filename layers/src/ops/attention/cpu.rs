@@ -6,10 +6,18 @@ use burn::tensor::{DType, bf16, f16};
 use core::ops::Range;
 use num_traits::{Float, Zero};
 
+/// Threads that have enough to do with a chunk of [`AttentionKernels::CHUNK`] weights.
+const FEW: usize = 4;
+
 impl<B: CpuBackend> AttentionKernels for B {
     const WIDE_PRODUCTS: bool = true;
     const CHUNK: usize = 1 << 18; // so that the weights of a chunk stay in the cache
     const CAUSAL_PARTS: usize = 8;
+
+    /// With more than [`FEW`] threads, more weights: a chunk ends where all threads wait for each other.
+    fn chunk(_: &Self::Device, _: usize) -> usize {
+        Self::CHUNK * parallel::threads().div_ceil(FEW)
+    }
 
     fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> FloatTensor<B> {
         let mut products = B::contiguous(products);

@@ -14,8 +14,8 @@
 //! [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and [arXiv 2205.14135](https://arxiv.org/abs/2205.14135), so memory grows linearly
 //! with the length of the sequence. Burn's own operations ("stock Burn") keep several tensors of the size of the weights.
 //!
-//! A chunk has about 1 MiB of weights in f32 on CPU backends. On device backends it has 64 MiB, or as much as keeps a GPU busy. A chunk may
-//! be larger, by up to the size of the queries, if that makes it the only one.
+//! A chunk has about 1 MiB of weights in f32 for every four threads on CPU backends. On device backends it has 64 MiB, or as much as keeps
+//! a GPU busy. A chunk may be larger, by up to the size of the queries, if that makes it the only one.
 //!
 //! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). Keys and values are never repeated for
 //! that: in a chunk, the queries of all heads of a group are the rows of one product.
@@ -194,9 +194,9 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         let report = recorder.report();
         let (operands, dropped) = self.operands(given(query), given(key), bias);
         let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), false);
-        let dropped = dropped.map(|DroppedWeights { masks, keep }| {
+        let dropped = dropped.map(|DroppedWeights { masks, keep, elements }| {
             let masks = masks.into_iter().map(|mask| report.state("dropped", mask, TRACKED)).collect();
-            DroppedWeights { masks, keep }
+            DroppedWeights { masks, keep, elements }
         });
         let Attention { scores, merged, .. } = self.attention;
         let mask = self.mask.clone().map(|mask| report.tensor("mask", mask, TRACKED));
