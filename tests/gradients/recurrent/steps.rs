@@ -7,14 +7,14 @@ use burn_memsave::layers::MemSaveLstm;
 
 #[test]
 fn lstm_equals_its_steps() {
-    for_all(20, (options(), settings()), |(options, setting)| {
+    for_all(12, (options(), settings()), |(options, setting)| {
         check(&options, lstm_gates(&options), setting).compare::<1>(&lstm(options), &lstm_by_steps(options));
     });
 }
 
 #[test]
 fn gru_equals_its_steps() {
-    for_all(20, (options(), settings()), |(options, setting)| {
+    for_all(12, (options(), settings()), |(options, setting)| {
         let options = Options { batch_first: true, reverse: false, ..options };
         check(&options, 3, setting).compare::<1>(&gru(options), &gru_by_steps(options));
     });
@@ -22,7 +22,7 @@ fn gru_equals_its_steps() {
 
 #[test]
 fn rnn_equals_its_steps() {
-    for_all(20, (options(), settings()), |(options, setting)| {
+    for_all(12, (options(), settings()), |(options, setting)| {
         check(&options, 1, setting).compare::<1>(&rnn(options), &rnn_by_steps(options));
     });
 }

@@ -10,7 +10,7 @@ use burn_memsave::layers::*;
 
 #[test]
 fn layers_equal_stock() {
-    for_all(16, options(), |options| {
+    for_all(8, options(), |options| {
         let setting = Setting::default();
         check(&options, lstm_gates(&options), setting).compare::<1>(&lstm(options), &|t| {
             let initial = options.state.then(|| LstmState::new(state(t, 1), state(t, 0)));
