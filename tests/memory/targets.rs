@@ -217,6 +217,7 @@ fn rotary_encoding_of_half_precision_keeps_nothing_but_its_table() {
     let _alone = alone();
     let device = &device();
     let encoding = memsave::RotaryEncodingConfig::new(512, 64).init(device);
+    let table = 4 * encoding.freq_complex.shape().num_elements() as i64;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let x = || Input { shape: [1, 2, 512, 64], dtype }.random(device).require_grad();
         for (name, forward) in [
@@ -224,7 +225,7 @@ fn rotary_encoding_of_half_precision_keeps_nothing_but_its_table() {
             ("halves", &|x| encoding.forward_halves(x)),
         ] {
             let kept = bytes(measure(device, x, forward).kept);
-            assert!(kept.abs() <= RECORDS, "{dtype:?}, {name}: {kept} bytes");
+            assert!(kept < table / 32, "{dtype:?}, {name}: {kept} bytes beside the table's {table}");
         }
     }
 }
