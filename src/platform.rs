@@ -2,7 +2,7 @@
 //! file, and the memory of the process.
 //!
 //! Every function has a portable body. `RUSTFLAGS='--cfg memsave_portable'` selects it on Linux, in all crates of the workspace, so that it
-//! is compiled and tested there as well (a step of `.ci/run`). `.ci/targets` compiles the crates for the other systems.
+//! is compiled and tested there as well (steps of `.ci/run` and `.ci/run rest`). `.ci/targets` compiles the crates for the other systems.
 //!
 //! | what depends on the system or the processor | Linux | macOS, other Unix | Windows | elsewhere, and portable |
 //! | --- | --- | --- | --- | --- |

@@ -256,21 +256,24 @@ fn check<const D: usize>(
     assert_close("dbias", definition, bias.grad(&gradients).expect("tracked"), &expected_dbias);
 }
 
+/// A square over the last two axes.
+fn square(size: usize) -> [usize; AXES] {
+    [1, size, size]
+}
+
+impl Definition {
+    /// A kernel of 3x3 over squares that stay as large as they are.
+    fn square(batch: usize, channels: [usize; 2], size: usize) -> Self {
+        let (large, small, kernel) = (square(size), square(size), square(3));
+        let (stride, dilation, padding) = ([1; AXES], [1; AXES], [0, 1, 1]);
+        Self { batch, groups: 1, channels, large, small, kernel, stride, dilation, padding }
+    }
+}
+
 /// Large enough for several threads, several tiles per thread, and several parts of every sum; sizes next to those of tiles.
 #[test]
 fn of_many_tiles() {
-    let square = |size: usize| [1, size, size];
-    let base = Definition {
-        batch: 3,
-        groups: 1,
-        channels: [15, 13],
-        large: square(31),
-        small: square(31),
-        kernel: square(3),
-        stride: [1; AXES],
-        dilation: [1; AXES],
-        padding: [0, 1, 1],
-    };
+    let base = Definition::square(3, [15, 13], 31);
     let definitions = [
         base.clone(),
         Definition { batch: 1, channels: [65, 67], large: square(9), small: square(9), ..base.clone() },
@@ -312,18 +315,7 @@ fn of_many_tiles() {
 #[test]
 #[cfg(all(feature = "flex", feature = "rayon"))]
 fn by_many_threads() {
-    let square = |size: usize| [1, size, size];
-    let base = Definition {
-        batch: 1,
-        groups: 1,
-        channels: [67, 130],
-        large: square(9),
-        small: square(9),
-        kernel: square(3),
-        stride: [1; AXES],
-        dilation: [1; AXES],
-        padding: [0, 1, 1],
-    };
+    let base = Definition::square(1, [67, 130], 9);
     let pointwise = Definition { kernel: square(1), padding: [0; AXES], ..base.clone() };
     let definitions = [
         base.clone(),

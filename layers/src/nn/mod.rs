@@ -59,8 +59,8 @@
 //! of it.
 //!
 //! **Attention** does not hold its weights (queries x keys) as a whole, unless they are few: it computes them in blocks, of
-//! about 1 MiB for every four threads on CPUs, and recomputes them in the backward pass. So memory grows linearly with the length of the sequence.
-//! `MhaOutput::weights` are computed when they are first read. They have the methods and operators of a tensor; where a
+//! about 1 MiB for every four threads on CPUs, and recomputes them in the backward pass. So memory grows linearly with the length
+//! of the sequence. `MhaOutput::weights` are computed when they are first read. They have the methods and operators of a tensor; where a
 //! `Tensor` is required, `into_tensor` converts them.
 //!
 //! # Kernels

@@ -10,8 +10,8 @@ use super::{
 use burn::tensor::Shape;
 use core::ops::Range;
 
-/// Elements of a channel whose sum is a part of its own. Parts follow from the shape only, so that sums do not depend on the number of
-/// threads.
+/// The most elements of a channel whose sum is a part of its own. Parts follow from the shape only, so that sums do not depend on the
+/// number of threads.
 const PART: usize = 1 << 15;
 
 /// The same where a channel has one element per item: the sums of a further part are 3 % of its elements at most.
@@ -128,14 +128,14 @@ struct Parts {
     inner: usize,
     /// Items of a part.
     items: usize,
-    /// Elements of a plane.
+    /// Elements of a part in a plane.
     elements: usize,
     count: usize,
 }
 
-/// Elements `elements` of the planes of some items.
 struct Part {
     items: Range<usize>,
+    /// Those in the plane of each item.
     elements: Range<usize>,
 }
 
@@ -256,16 +256,14 @@ mod tests {
             // These are integers, so that sums in any order are exact.
             let mut expected = vec![0.0; channels];
             values.iter().enumerate().for_each(|(at, &x)| expected[at / inner % channels] += f64::from(x));
+            let thirds: Vec<f32> = values.iter().map(|x| x / 3.0).collect();
+            let sums = |values: &[f32], threads| {
+                parallel::pool(threads).install(|| Channels::of(values, &Shape::new(shape)).sums())
+            };
+            let of_thirds = sums(&thirds, 1);
             for threads in [1, 2, 4, 16, 64] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let sums = pool.install(|| Channels::of(&values, &Shape::new(shape)).sums());
-                assert_eq!(sums, expected, "{shape:?}, {threads} threads");
-                let thirds: Vec<f32> = values.iter().map(|x| x / 3.0).collect();
-                let sums = |threads| {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                    pool.install(|| Channels::of(&thirds, &Shape::new(shape)).sums())
-                };
-                assert_eq!(sums(threads), sums(1), "{shape:?}, {threads} threads");
+                assert_eq!(sums(&values, threads), expected, "{shape:?}, {threads} threads");
+                assert_eq!(sums(&thirds, threads), of_thirds, "{shape:?}, {threads} threads");
             }
         }
     }
@@ -277,8 +275,7 @@ mod tests {
             let len = shape.iter().product::<usize>();
             for threads in [1, 3, 64] {
                 let mut seen = vec![usize::MAX; len];
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| {
+                parallel::pool(threads).install(|| {
                     Runs::of(&Shape::new(shape)).each_mut(&mut seen, |start, channel, run| {
                         for (at, seen) in run.iter_mut().enumerate() {
                             let channel = if inner == 1 { channel + at } else { channel };

@@ -410,6 +410,12 @@ pub(crate) fn items_per_task(items: usize, item: usize) -> usize {
     items.div_ceil(4 * current_num_threads()).clamp(of(1 << 12), of(1 << 16))
 }
 
+/// So many threads, for tests.
+#[cfg(all(test, feature = "rayon"))]
+pub(crate) fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads")
+}
+
 /// The parts of rayon that are used above, on one thread.
 #[cfg(not(feature = "rayon"))]
 mod sequential {

@@ -313,14 +313,13 @@ fn apply_dropout<B: AttentionKernels>(
 #[cfg(all(test, feature = "flex", feature = "rayon"))]
 mod tests {
     use super::*;
+    use crate::backend::cpu::parallel::pool;
     use crate::backend::testing::{assert_close, composed, random};
     use burn::backend::Flex;
 
     /// A pass may run in another pool than the one in which the masks were drawn, with other chunks by itself.
     #[test]
     fn the_same_weights_are_dropped_in_every_pool() {
-        let pool =
-            |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads");
         let (many, one) = (pool(16), pool(1));
         let [query, key, value, dy] = [(); 4].map(|()| random(&[1, 1, 1024, 4]));
         let scores =

@@ -22,7 +22,7 @@ use core::ops::Range;
 pub(super) const DEPTH: usize = 128;
 
 /// Sums, of several tiles, that are made with the same rows of a weight: as many as stay in a second-level cache.
-pub(super) const SUMS: usize = 1 << 17;
+const SUMS: usize = 1 << 17;
 
 /// The same for all threads together: 4 MiB of f32.
 const SUMS_OF_ALL: usize = 1 << 20;
@@ -31,10 +31,10 @@ const SUMS_OF_ALL: usize = 1 << 20;
 const FEW: usize = 4;
 
 /// Elements that all threads together may hold of any convolution, however small: 256 KiB of f32.
-pub(super) const HELD: usize = 1 << 16;
+const HELD: usize = 1 << 16;
 
 /// The runs and spans of a column take at most as much memory as this many sums, which is so if lines have a single point.
-pub(super) const RECORDS: usize = 24;
+const RECORDS: usize = 24;
 
 /// Rows of sums that are made before they are written: 6 KiB of f32.
 const ROWS_OF_SUMS: usize = 24;
@@ -43,7 +43,7 @@ const ROWS_OF_SUMS: usize = 24;
 const FEWEST_CHANNELS: usize = 32;
 
 /// Multiplications that take as long as reading an element in other loops.
-pub(super) const MULTIPLICATIONS: usize = 8;
+const MULTIPLICATIONS: usize = 8;
 
 /// Shares per thread, where there are enough slabs: a thread that ends early takes more of them.
 const JOBS_PER_THREAD: usize = 4;
@@ -65,7 +65,7 @@ const FEWEST_JOBS: usize = 4;
 pub(super) const ROWS: usize = 256;
 
 /// Bytes of partial sums of one gradient of a weight that may exist at a time.
-pub(super) const PARTIAL_BYTES: usize = 4 << 20;
+const PARTIAL_BYTES: usize = 4 << 20;
 
 /// A share: what a job computes of a result, that is, some slabs of the batch, in some channels of a group.
 pub(super) struct Share {
@@ -283,9 +283,9 @@ fn shares(
     })
 }
 
-/// `0..slabs` in ranges of `size`.
-pub(super) fn ranges(slabs: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    (0..slabs).step_by(size).map(move |start| start..(start + size).min(slabs))
+/// `0..len` in ranges of `size`.
+fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(size).map(move |start| start..(start + size).min(len))
 }
 
 /// Elements that all jobs together may hold: a quarter of those of the tensors and all of the weight, or [`HELD`]. With several groups, an
@@ -328,6 +328,18 @@ mod tests {
         }
     }
 
+    /// Every channel of every group has every slab in one share.
+    fn assert_whole([groups, channels, slabs]: [usize; 3], shares: impl Iterator<Item = Share>, case: &str) {
+        let mut seen = vec![0; groups * channels * slabs];
+        for share in shares {
+            for channel in share.channels {
+                let row = (share.group * channels + channel) * slabs;
+                seen[row..][share.slabs.clone()].iter_mut().for_each(|seen| *seen += 1);
+            }
+        }
+        assert!(seen.into_iter().all(|times| times == 1), "{case}");
+    }
+
     #[test]
     fn few_shares_wait_for_others() {
         for side in [7, 14, 16, 28, 32, 56] {
@@ -362,28 +374,17 @@ mod tests {
             for (batch, side) in [(1, 1), (1, 14), (3, 7), (16, 30)] {
                 for threads in [1, 2, 4, 16, 64, 256] {
                     let extent = extent(batch, channels, 3, side, groups);
-                    let mut seen = vec![0; extent.groups * extent.channels * extent.slabs];
-                    for Share { group, channels, slabs } in extent.shares(extent.division(threads)) {
-                        for channel in channels {
-                            let row = (group * extent.channels + channel) * extent.slabs;
-                            seen[row..][slabs.clone()].iter_mut().for_each(|seen| *seen += 1);
-                        }
-                    }
-                    assert!(seen.into_iter().all(|times| times == 1), "{channels:?}, {threads} threads");
+                    let shares = extent.shares(extent.division(threads));
+                    let case = format!("{channels:?}, {threads} threads");
+                    assert_whole([extent.groups, extent.channels, extent.slabs], shares, &case);
                 }
             }
         }
     }
 
-    /// How much longer so many threads take than if each had an equal part of what is multiplied.
-    fn imbalance(
-        extent: &Extent,
-        Division { channels, slabs, at_once, .. }: Division,
-        threads: usize,
-    ) -> f64 {
-        let jobs = extent.channels.div_ceil(channels) * extent.slabs.div_ceil(slabs);
-        let largest = (channels * slabs) as f64 / (extent.channels * extent.slabs) as f64;
-        jobs.div_ceil(at_once.min(threads)) as f64 * largest * threads as f64
+    /// How much longer so many threads take than if each had an equal part of all channels and slabs; a share has so many of them.
+    fn imbalance(all: usize, of_share: usize, shares: usize, at_once: usize, threads: usize) -> f64 {
+        (shares.div_ceil(at_once.min(threads)) * of_share * threads) as f64 / all as f64
     }
 
     /// Small planes of many channels, as in the last layers of networks: images alone would leave most threads idle.
@@ -395,8 +396,10 @@ mod tests {
             for threads in [1, 2, 4, 8, 16, 32, 64] {
                 let extent = extent(batch, channels, kernel, side, 1);
                 let division = extent.division(threads);
-                let [alone, divided] = [extent.by_slabs(extent.channels, threads), division]
-                    .map(|of| imbalance(&extent, of, threads));
+                let [alone, divided] = [extent.by_slabs(extent.channels, threads), division].map(|of| {
+                    let (all, of_share) = (extent.channels * extent.slabs, of.channels * of.slabs);
+                    imbalance(all, of_share, extent.shares(of).count(), of.at_once, threads)
+                });
                 let case =
                     format!("{batch} x {channels:?}, {side} x {side}, {threads} threads: {division:?}");
                 assert!(divided <= 1.25, "{case}: {divided}");
@@ -426,17 +429,8 @@ mod tests {
                 for threads in [1, 2, 4, 16, 64, 256] {
                     let extent = gradient(batch, channels, 3, side, groups);
                     let division = extent.division(threads);
-                    let mut seen = vec![0; groups * extent.channels * extent.slabs];
-                    for Share { group, channels, slabs } in extent.shares(division) {
-                        for channel in channels {
-                            let row = (group * extent.channels + channel) * extent.slabs;
-                            seen[row..][slabs.clone()].iter_mut().for_each(|seen| *seen += 1);
-                        }
-                    }
-                    assert!(
-                        seen.into_iter().all(|times| times == 1),
-                        "{channels:?}, {threads} threads: {division:?}"
-                    );
+                    let case = format!("{channels:?}, {threads} threads: {division:?}");
+                    assert_whole([groups, extent.channels, extent.slabs], extent.shares(division), &case);
                 }
             }
         }
@@ -455,11 +449,10 @@ mod tests {
             for (threads, bound) in [4, 16, 64].into_iter().zip(bounds) {
                 let extent = gradient(batch, channels, kernel, side, groups);
                 let division = extent.division(threads);
-                let jobs = extent.shares(division).count();
-                let largest = (division.channels * division.slabs) as f64
-                    / (groups * extent.channels * extent.slabs) as f64;
-                let imbalance =
-                    jobs.div_ceil(division.at_once.min(threads)) as f64 * largest * threads as f64;
+                let (all, of_share) =
+                    (groups * extent.channels * extent.slabs, division.channels * division.slabs);
+                let shares = extent.shares(division).count();
+                let imbalance = imbalance(all, of_share, shares, division.at_once, threads);
                 assert!(
                     imbalance <= bound,
                     "{channels:?}, {side} x {side}, {threads} threads: {imbalance}, {division:?}"

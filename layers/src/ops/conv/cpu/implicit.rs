@@ -232,9 +232,8 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let by_group = partials.chunks(per_group).zip(unwritten.chunks_mut(rows * columns));
     let narrow = |sum| MaybeUninit::new(E::narrow(sum));
     let width = |panel: usize| (columns - panel * pitch).min(pitch);
-    let mut jobs = Vec::new();
     if exchanged {
-        let at_once = parallel::items_per_task(rows, columns);
+        let (mut jobs, at_once) = (Vec::new(), parallel::items_per_task(rows, columns));
         for (of_group, mut gradient) in by_group {
             for addends in blocks(of_group) {
                 let (of_block, others) = gradient.split_at_mut(addends[0].channels.len() * columns);
@@ -243,7 +242,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
                 jobs.extend(chunks.map(|(index, gradient)| (addends, index * at_once, gradient)));
             }
         }
-        parallel::each(jobs, len, |(addends, first, gradient): Assembly<'_, E>| {
+        parallel::each(jobs, len, |(addends, first, gradient)| {
             let (count, here) = (addends[0].channels.len(), gradient.len() / columns);
             for panel in 0..columns.div_ceil(pitch) {
                 let start = (panel * count + first) * pitch;
@@ -255,12 +254,13 @@ pub(super) fn weight_gradient<E: CpuElement>(
             }
         });
     } else {
+        let mut jobs = Vec::new();
         for (of_group, gradient) in by_group {
             // A panel is some whole rows of the gradient.
             let panels = gradient.chunks_mut(rows * pitch).enumerate();
             jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
         }
-        parallel::each(jobs, len, |(of_group, panel, gradient): Assembly<'_, E>| {
+        parallel::each(jobs, len, |(of_group, panel, gradient)| {
             for addends in blocks(of_group) {
                 let (first, count) = (addends[0].channels.start * taps, addends[0].channels.len() * taps);
                 let sums = total(addends, panel * count * pitch..(panel + 1) * count * pitch);
@@ -273,9 +273,6 @@ pub(super) fn weight_gradient<E: CpuElement>(
     unsafe { gradient.set_len(len) };
     gradient
 }
-
-/// Partial sums, the number of the first row or of the panel, and the part of the gradient in which it is to be written.
-type Assembly<'a, E> = (&'a [PartialSum<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
 
 /// Of the partial sums of a group, those of the same channels.
 fn blocks<A>(of_group: &[PartialSum<A>]) -> impl Iterator<Item = &[PartialSum<A>]> {
