@@ -45,6 +45,14 @@ pub fn peak_bytes(device: &Device) -> Option<u64> {
     }
 }
 
+/// Makes what a process makes once, before the first bytes of a measurement are read.
+pub(crate) fn warm_up() {
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    if TrackingAllocator::is_installed() {
+        burn_memsave_layers::backend::cpu::make_buffers();
+    }
+}
+
 /// Whether the allocator counts the tensors of a device.
 fn is_counted(device: &Device) -> bool {
     is_host(device) && TrackingAllocator::is_installed()
@@ -153,6 +161,7 @@ pub(crate) struct Lap {
 impl Laps {
     /// `None` where bytes are not counted.
     pub(crate) fn start(device: &Device) -> Option<Self> {
+        warm_up();
         settle(device);
         device.memory_cleanup();
         bytes_in_use(device)?;

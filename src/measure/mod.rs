@@ -52,7 +52,7 @@ pub use crate::platform::ResidentMemory;
 pub use allocator::{Scope, TrackingAllocator};
 pub(crate) use bytes::{bytes_or_unknown, csv_of, json_of, seconds, tensor_bytes};
 pub use bytes::{human_bytes, mib};
-pub(crate) use device::{Lap, Laps, is_host};
+pub(crate) use device::{Lap, Laps, is_host, warm_up};
 pub use device::{bytes_in_use, peak_bytes};
 #[cfg(feature = "system")]
 pub use gate::{Gate, GateBytes, GateError, GateFault, GateLayer};

@@ -1,7 +1,7 @@
 //! [`measure_step`] and [`measure_layer`]: memory and time of one forward and backward pass.
 use super::allocator::TrackingAllocator;
 use super::bytes::{bytes_or_unknown, human_bytes, seconds, tensor_bytes};
-use super::device::{Meter, Metering};
+use super::device::{Meter, Metering, warm_up};
 use super::table::{number, table};
 use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
@@ -276,6 +276,7 @@ fn run<I: StepInput, const O: usize>(
     forward: impl FnOnce(I) -> Tensor<O>,
     scalar: impl FnOnce(Tensor<O>) -> Tensor<1>,
 ) -> MeasuredPass {
+    warm_up();
     let live_before = TrackingAllocator::live();
     let input = input();
     let input_bytes = input.bytes();

@@ -1,7 +1,7 @@
 //! [`Tracer`]: follows steps of the whole model, and logs the bytes and times of their blocks.
 use super::PlanError;
 use super::block::{Block, Follower, Running, Treatment, with};
-use crate::measure::{Lap, Laps, StepInput, bytes_in_use};
+use crate::measure::{Lap, Laps, StepInput, bytes_in_use, warm_up};
 use crate::strategy::sweep;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -62,6 +62,7 @@ impl<M: Module, I: StepInput, F: Fn(&M, I) -> Tensor<1>> Tracer<'_, M, I, F> {
     ) -> Result<Trace, PlanError> {
         let device = self.input.device();
         sweep(&device);
+        warm_up();
         let before = bytes_in_use(&device).ok_or(PlanError::NotCounted)?;
         let input = self.input.copy();
         let start = (before + input.bytes()) as i64;

@@ -271,6 +271,24 @@ fn a_step_warms_up() {
     }
 }
 
+/// A thread that has not multiplied before makes a buffer as large as a second-level cache. Which threads multiply in a step is chance.
+#[test]
+#[cfg(feature = "flex")]
+fn the_buffers_of_threads_are_not_measured() {
+    let _alone = alone();
+    let device = Device::flex();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("three threads");
+    let square = Tensor::<2>::ones([64, 64], &device);
+    let multiply_everywhere = |x| {
+        rayon::broadcast(|_| drop(square.clone().matmul(square.clone())));
+        x
+    };
+    let measured = pool.install(|| measure_layer(|| Tensor::<1>::ones([1], &device), multiply_everywhere));
+    assert!(measured.kept < Some(RECORDS), "{measured:?}");
+    // Threads that end would free what they have while another test measures.
+    std::mem::forget(pool);
+}
+
 #[test]
 fn a_measurement_reads_as_a_table_and_as_json() {
     let _alone = alone();

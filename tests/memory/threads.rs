@@ -13,23 +13,12 @@ use std::sync::OnceLock;
 
 const POOLS: [usize; 3] = [2, 16, 64];
 
-/// A pool that lives as long as the process: threads that end would free what they had during a measurement. Every thread has made what
-/// `gemm` makes of one for its first product of such an order, as much as a second-level cache.
+/// A pool that lives as long as the process: threads that end would free what they had during a measurement.
 fn pool(threads: usize) -> &'static ThreadPool {
     static MADE: [OnceLock<ThreadPool>; POOLS.len()] = [const { OnceLock::new() }; POOLS.len()];
     let index = POOLS.iter().position(|&size| size == threads).expect("one of the pools");
-    MADE[index].get_or_init(|| {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads");
-        pool.broadcast(|_| {
-            // So small that no other thread takes a part.
-            let x = Tensor::<2>::ones([64, 64], &Device::flex());
-            let orders = [x.clone(), x.transpose()];
-            for (a, b) in orders.iter().flat_map(|a| orders.iter().map(move |b| (a, b))) {
-                drop(a.clone().matmul(b.clone()));
-            }
-        });
-        pool
-    })
+    MADE[index]
+        .get_or_init(|| ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads"))
 }
 
 /// The most bytes that a layer needs in a pool.

@@ -2,7 +2,7 @@
 mod moments;
 
 use super::bytes::tensor_bytes;
-use super::device::{Laps, bytes_in_use};
+use super::device::{Laps, bytes_in_use, warm_up};
 use super::ledger::{Path, bytes_once, modules_of, paths, shown};
 use super::step::{StepInput, gradient_bytes};
 use crate::parameters::{EachOnce, each_once};
@@ -73,6 +73,7 @@ fn follow<M: Module, I: StepInput>(
         gradients: HashMap::with_capacity(modules.len()),
         moments: Vec::with_capacity(moments),
     };
+    warm_up();
     log.base = bytes_in_use(&device).unwrap_or(0) as i64;
     let copy = input.copy();
     log.inputs.extend(copy.nodes());

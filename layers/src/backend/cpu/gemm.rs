@@ -84,6 +84,22 @@ pub(crate) fn add_product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, y: 
     unsafe { multiply(a, b, y.as_mut_ptr(), Start::Result) };
 }
 
+/// Lets the calling thread and every thread of its pool make the buffer that each makes for its first product and never frees, as large as a
+/// second-level cache: a measurement that begins now does not count the buffers of threads that happen to have multiplied nothing before.
+pub fn make_buffers() {
+    let make = || {
+        // A multiple of every width of vectors: `gemm` packs nothing beforehand, which would need no buffer of a thread.
+        const SIDE: usize = 64;
+        let values = [1.0f32; SIDE * SIDE];
+        if let Some(square) = Matrix::in_order(&values, [SIDE; 2]) {
+            product(square, square, None);
+        }
+    };
+    make();
+    #[cfg(feature = "rayon")]
+    rayon::broadcast(|_| make());
+}
+
 /// What a product is added to.
 #[derive(Clone, Copy)]
 enum Start<'a, E> {
@@ -114,9 +130,9 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     if let Start::Row(bias) = start {
         assert_eq!(bias.len(), columns, "an element per column");
     }
-    let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
-    let work =
-        work.saturating_add(depth.saturating_mul(rows.saturating_add(columns)).saturating_mul(PER_READ));
+    let written = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
+    let read = depth.saturating_mul(rows.saturating_add(columns)).saturating_mul(PER_READ);
+    let work = written.saturating_add(read);
     // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     // Of one row, nothing is packed.
@@ -311,8 +327,7 @@ mod tests {
     #[cfg(feature = "rayon")]
     #[test]
     fn products_by_many_threads_are_sums_of_products() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(3 * FEW).build().expect("so many threads");
-        pool.install(compare_with_sums);
+        parallel::pool(3 * FEW).install(compare_with_sums);
     }
 
     /// `a b + y` in several parts, with rows or columns in order, against sums in f64.

@@ -26,7 +26,7 @@ mod quantized;
 pub(crate) mod sums;
 
 pub use bit_mask::BitMask;
-pub use gemm::Matrix;
+pub use gemm::{Matrix, make_buffers};
 pub use quantized::QuantizedMatrix;
 
 /// An element type of tensors. Kernels compute in its `Acc`, which is f32 for half precision, else the type itself.
