@@ -3,10 +3,11 @@ use super::{
     CpuElement,
     channels::{Runs, map_channels},
     elementwise::Map,
-    parallel::{self, vectorized},
+    parallel::{self, Job, vectorized},
 };
 use burn::tensor::Shape;
 use core::mem::MaybeUninit;
+use num_traits::Zero;
 
 /// `(x - mean) * scale + beta` per channel.
 pub(crate) struct Affine<E: CpuElement> {
@@ -37,14 +38,18 @@ impl<A: CpuElement<Acc = A>> AffineChannel<A> {
 
 impl<E: CpuElement> Affine<E> {
     /// From the parameters and statistics of a batch norm.
-    pub(crate) fn new(gamma: &[E], beta: &[E], mean: &[E::Acc], variance: &[E::Acc], epsilon: f64) -> Self {
-        let scales = scales(gamma, &inverse_std(variance, epsilon));
-        let channel = |((&scale, &mean), beta): ((&E::Acc, &E::Acc), &E)| AffineChannel {
-            mean,
-            scale,
+    pub(crate) fn new<S>(gamma: &[E], beta: &[E], mean: &[S], variance: &[S], epsilon: f64) -> Self
+    where
+        S: CpuElement<Acc = E::Acc>,
+    {
+        let inverse_std = inverse_std(variance, epsilon);
+        let statistics = mean.iter().zip(&inverse_std);
+        let channel = |((mean, &inverse_std), (gamma, beta)): ((&S, &E::Acc), (&E, &E))| AffineChannel {
+            mean: mean.widen(),
+            scale: gamma.widen() * inverse_std,
             beta: beta.widen(),
         };
-        Self { channels: scales.iter().zip(mean).zip(beta).map(channel).collect() }
+        Self { channels: statistics.zip(gamma.iter().zip(beta)).map(channel).collect() }
     }
 
     /// Replaces values of `[batch, channels, ...]`.
@@ -83,9 +88,28 @@ impl<E: CpuElement> Affine<E> {
     }
 }
 
-/// `1 / sqrt(variance + epsilon)`
-pub(crate) fn inverse_std<A: CpuElement>(variance: &[A], epsilon: f64) -> Vec<A> {
-    variance.iter().map(|v| A::from_f64((v.into_f64() + epsilon).sqrt().recip())).collect()
+/// `1 / sqrt(variance + epsilon)`, in f64. Of few elements it takes as long as their map, so it is vectorized, too.
+pub(crate) fn inverse_std<S: CpuElement>(variance: &[S], epsilon: f64) -> Vec<S::Acc> {
+    let mut inverse = vec![<S::Acc as Zero>::zero(); variance.len()];
+    vectorized(InverseStd { variance, epsilon, inverse: &mut inverse });
+    inverse
+}
+
+struct InverseStd<'a, S: CpuElement> {
+    variance: &'a [S],
+    epsilon: f64,
+    inverse: &'a mut [S::Acc],
+}
+
+impl<S: CpuElement> Job for InverseStd<'_, S> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (inverse, variance) in self.inverse.iter_mut().zip(self.variance) {
+            *inverse = S::Acc::from_f64((variance.into_f64() + self.epsilon).sqrt().recip());
+        }
+    }
 }
 
 /// `gamma * inverse_std` per channel.

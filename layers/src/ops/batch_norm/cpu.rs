@@ -83,8 +83,8 @@ impl<B: CpuBackend> BatchNormKernels for B {
             let affine = Affine::<E>::new(
                 B::as_slice(&gamma),
                 B::as_slice(&beta),
-                &widened(B::as_slice::<E>(&mean)),
-                &widened(B::as_slice::<E>(&variance)),
+                B::as_slice::<E>(&mean),
+                B::as_slice::<E>(&variance),
                 epsilon,
             );
             let change = |x: &mut [E]| affine.apply_in_place(x, &shape);
@@ -105,7 +105,7 @@ impl<B: CpuBackend> BatchNormKernels for B {
         let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
         let (shape, channels) = (dy.shape(), gamma.shape());
         with_element!(dy.dtype(), "batch_norm", E => {
-            let inverse_std = inverse_std(&widened(B::as_slice::<E>(&variance)), epsilon);
+            let inverse_std = inverse_std(B::as_slice::<E>(&variance), epsilon);
             let gradient = B::as_slice::<E>(&dy);
             let (gamma_grad, beta_grad) = match x.map(B::contiguous) {
                 Some(x) => {

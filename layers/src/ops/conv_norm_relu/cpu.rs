@@ -3,7 +3,7 @@ use super::{ConvNormReluKernels, Scale};
 use crate::backend::cpu::{
     BitMask, CpuBackend,
     affine::{Affine, inverse_std, scales},
-    widened, with_element,
+    with_element,
 };
 use crate::ops::{
     batch_norm::Statistics,
@@ -26,9 +26,8 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         let Statistics { mean, variance, epsilon } = statistics;
         let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
         with_element!(x.dtype(), "conv_norm_relu", E => {
-            let [gamma, beta] = [&gamma, &beta].map(|x| B::as_slice::<E>(x));
-            let [mean, variance] = [&mean, &variance].map(|x| widened(B::as_slice::<E>(x)));
-            let norm = Affine::<E>::new(gamma, beta, &mean, &variance, epsilon);
+            let [gamma, beta, mean, variance] = [&gamma, &beta, &mean, &variance].map(|x| B::as_slice::<E>(x));
+            let norm = Affine::<E>::new(gamma, beta, mean, variance, epsilon);
             convolve::<B, E, N>(x, weight, bias, conv.options().clone(), Some(&norm))
         })
     }
@@ -43,7 +42,7 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         let [gamma, variance] = [gamma, variance].map(B::contiguous);
         let inner = dy.shape()[2..].iter().product();
         with_element!(dy.dtype(), "conv_norm_relu", E => {
-            let inverse_std = inverse_std(&widened(B::as_slice::<E>(&variance)), epsilon);
+            let inverse_std = inverse_std(B::as_slice::<E>(&variance), epsilon);
             let scales = scales(B::as_slice::<E>(&gamma), &inverse_std);
             mask.scale_channels(B::as_slice_mut::<E>(&mut dy), inner, &scales);
             dy
