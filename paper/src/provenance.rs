@@ -82,11 +82,12 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
 }
 
 /// The paths in the repository that results depend on.
-const SOURCE: [&str; 10] = [
+const SOURCE: [&str; 11] = [
     "Cargo.toml",
     "Cargo.lock",
     "src",
     "layers",
+    "models/src",
     "tests/table",
     "examples/finetune_lm",
     "examples/infer_lazy",

@@ -1,7 +1,7 @@
 // BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692), written once, with the topology of Hugging Face up to the end of the encoder.
 // The module that includes this file chooses `nn`.
-use crate::text::hugging_face::{HuggingFace, replaced};
-use crate::text::{Encoder, EncoderSize};
+use crate::hugging_face::{HuggingFace, replaced};
+use crate::{Encoder, EncoderSize};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::plan;

@@ -2,13 +2,14 @@
 //!
 //! ```no_run
 //! use burn::tensor::Device;
-//! use burn_memsave_paper::text::{Decoder, DecoderSize, hugging_face, memsave::decoder::Llama};
+//! use burn_memsave_models::{Decoder, DecoderSize, hugging_face, memsave::decoder::Llama};
 //!
 //! let size = DecoderSize { length: 2048, ..DecoderSize::LLAMA_3_2_1B };
 //! let model = Llama::new(&size, &Device::flex().autodiff());
 //! let model = hugging_face::load(model, "Llama-3.2-1B")?;
 //! # Ok::<(), hugging_face::LoadError>(())
 //! ```
+use crate::ConfigError;
 use burn::module::Module;
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrders, WeightFile};
@@ -38,7 +39,11 @@ pub trait HuggingFace: Module {
 
 /// Why a checkpoint cannot be loaded.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LoadError {
+    /// The configuration asks for what the network does not have.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The file is damaged, or its tensors have other shapes than the parameters.
     #[error(transparent)]
     File(#[from] LazyError),
@@ -85,7 +90,7 @@ pub fn lazy_load<M: HuggingFace>(
 }
 
 /// A path here with its parts replaced by those there, one after the other.
-pub(super) fn replaced(path: &str, here_and_there: &[(&str, &str)]) -> String {
+pub(crate) fn replaced(path: &str, here_and_there: &[(&str, &str)]) -> String {
     here_and_there.iter().fold(path.into(), |path: String, (here, there)| path.replace(here, there))
 }
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints of small networks with random weights, what goes into them and what comes out: as in `hugging_face/`."""
+"""Writes checkpoints of small networks with random weights, what goes into them and what comes out: as in `checkpoints/`."""
 
 import json
 import sys

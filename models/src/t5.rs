@@ -1,7 +1,7 @@
 // T5 (arXiv 1910.10683) version 1.0, written once, with the topology of Hugging Face except for the dropout of attention weights, which
 // `attention` does not have. The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::{HuggingFace, replaced};
-use crate::text::{EncoderDecoder, T5Size};
+use crate::hugging_face::{HuggingFace, replaced};
+use crate::{EncoderDecoder, T5Size};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData, ops::AttentionModuleOptions};
 use burn_memsave::plan;

@@ -5,18 +5,18 @@ use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup}
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave::peft::PeftConfig;
-use burn_memsave_paper::text::hugging_face::{
+use burn_memsave_models::hugging_face::{
     HuggingFace, LoadError, lazy_load, load, load_adapters, save_adapters,
 };
-use burn_memsave_paper::text::{
+use burn_memsave_models::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, RotaryStretch, T5Size, memsave,
     stock,
 };
 use serde_json::Value;
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
-use std::process::Command;
+
+mod python;
 
 /// Of one checkpoint, and what is to come out.
 struct Expected {
@@ -75,44 +75,25 @@ fn encoder_decoder<M: EncoderDecoder + HuggingFace>(path: &Path) {
 /// Files that `transformers` wrote are committed.
 #[test]
 fn networks_compute_what_transformers_did() {
-    networks_compute_what_is_expected(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hugging_face"));
+    networks_compute_what_is_expected(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints"));
 }
 
 /// The `transformers` that is installed writes files that are read, and computes the same.
 #[test]
 fn networks_compute_what_transformers_does() {
-    let Some(python) = python_with(&["torch", "transformers", "safetensors"]) else { return };
+    let Some(python) = python::with(&["torch", "transformers", "safetensors"]) else { return };
     let directory = tempfile::tempdir().unwrap();
-    run(&python, "text_hugging_face.py", &[], directory.path());
+    python::run(&python, "hugging_face.py", &[], directory.path());
     networks_compute_what_is_expected(directory.path());
-}
-
-/// The Python that has these packages. If there is none, it says so.
-fn python_with(packages: &[&str]) -> Option<String> {
-    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
-    let has_it = Command::new(&python).args(["-c", &format!("import {}", packages.join(", "))]).output();
-    if has_it.is_ok_and(|output| output.status.success()) {
-        return Some(python);
-    }
-    // Not by a macro: what those print is captured, and not shown of a test that passes.
-    let why = format!("skipped: {python} has not all of them (`pip install {}`)\n", packages.join(" "));
-    io::stderr().write_all(why.as_bytes()).unwrap();
-    None
-}
-
-fn run(python: &str, script: &str, arguments: &[&str], directory: &Path) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
-    let output = Command::new(python).arg(script).args(arguments).arg(directory).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Adapters that `peft` made on networks of `transformers` compute the same here, and those that are saved here the same there.
 #[test]
 fn adapters_of_peft_travel_both_ways() {
-    let Some(python) = python_with(&["torch", "transformers", "safetensors", "peft"]) else { return };
+    let Some(python) = python::with(&["torch", "transformers", "safetensors", "peft"]) else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
-    run(&python, "text_peft.py", &["theirs"], path);
+    python::run(&python, "peft.py", &["theirs"], path);
     let logits =
         |model: &memsave::gpt2::Gpt2, expected: &Expected| model.logits(expected.tokens("input_ids"));
     travel(
@@ -138,7 +119,7 @@ fn adapters_of_peft_travel_both_ways() {
         model.logits(expected.tokens("input_ids"), expected.tokens("decoder_input_ids"))
     };
     travel(&path.join("t5"), "SEQ_2_SEQ_LM", |device| memsave::t5::T5::new(&T5Size::TINY, device), logits);
-    run(&python, "text_peft.py", &["ours"], path);
+    python::run(&python, "peft.py", &["ours"], path);
 }
 
 /// Loads all adapters of a network in `path`, compares what they compute, and saves them again beside one of our own.

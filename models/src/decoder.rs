@@ -1,7 +1,9 @@
-// Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825), written once, with the topology of Hugging Face. The module that includes
-// this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::{HuggingFace, replaced};
-use crate::text::{Decoder, DecoderSize, RotaryStretch};
+// Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388), written once, with the
+// topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides
+// `next_token_loss` and `rotate`.
+use crate::cache::{Part, unseen};
+use crate::hugging_face::{HuggingFace, replaced};
+use crate::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
 use burn_memsave::lazy::{RowOrder, RowOrders};
@@ -13,12 +15,12 @@ use nn::{
     RotaryEncodingConfig,
 };
 
-fn linear_layer(input: usize, output: usize, device: &Device) -> Linear {
-    LinearConfig::new(input, output).with_bias(false).init(device)
+fn linear_layer(input: usize, output: usize, bias: bool, device: &Device) -> Linear {
+    LinearConfig::new(input, output).with_bias(bias).init(device)
 }
 
-fn norm(size: &DecoderSize, device: &Device) -> RmsNorm {
-    RmsNormConfig::new(size.width).with_epsilon(size.epsilon).init(device)
+fn norm(size: &DecoderSize, width: usize, device: &Device) -> RmsNorm {
+    RmsNormConfig::new(width).with_epsilon(size.epsilon).init(device)
 }
 
 /// Causal attention with rotary positions, in which several heads of queries share keys and values.
@@ -28,36 +30,55 @@ pub struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
+    query_norm: Option<RmsNorm>,
+    key_norm: Option<RmsNorm>,
     heads: usize,
     key_heads: usize,
+    /// Whether the pairs of features that are rotated are halves of a head, as in Hugging Face, or neighbors.
+    halves: bool,
 }
 
 impl Attention {
     fn new(size: &DecoderSize, device: &Device) -> Self {
-        let &DecoderSize { width, heads, key_heads, .. } = size;
-        let keys = key_heads * (width / heads);
+        let &DecoderSize { width, heads, key_heads, biases, .. } = size;
+        let head = size.head_width();
+        let input = |heads: usize| linear_layer(width, heads * head, biases.inputs, device);
+        let head_norm = || size.normalizes_heads.then(|| norm(size, head, device));
         Self {
-            query: linear_layer(width, width, device),
-            key: linear_layer(width, keys, device),
-            value: linear_layer(width, keys, device),
-            output: linear_layer(width, width, device),
+            query: input(heads),
+            key: input(key_heads),
+            value: input(key_heads),
+            output: linear_layer(heads * head, width, biases.output, device),
+            query_norm: head_norm(),
+            key_norm: head_norm(),
             heads,
             key_heads,
+            halves: false,
         }
     }
 
-    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
-        let [batch, length, width] = x.dims();
-        let head = width / self.heads;
-        let split = |linear: &Linear, heads: usize| {
-            linear.forward(x.clone()).reshape([batch, length, heads, head]).swap_dims(1, 2)
+    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding, part: Part<'_>) -> Tensor<3> {
+        let [batch, length, _] = x.dims();
+        let split = |linear: &Linear, heads: usize| -> Tensor<4> {
+            linear.forward(x.clone()).reshape([batch as i64, length as i64, heads as i64, -1])
         };
-        let query = rotary.forward(split(&self.query, self.heads));
-        let key = rotary.forward(split(&self.key, self.key_heads));
-        let value = split(&self.value, self.key_heads);
-        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let context = attention(query, key, value, None, None, causal);
-        self.output.forward(context.swap_dims(1, 2).reshape([batch, length, width]))
+        let rotated = |x: Tensor<4>, norm: &Option<RmsNorm>| {
+            let x = match norm {
+                Some(norm) => norm.forward(x),
+                None => x,
+            };
+            rotate(rotary, x.swap_dims(1, 2), part.start, self.halves)
+        };
+        let query = rotated(split(&self.query, self.heads), &self.query_norm);
+        let key = rotated(split(&self.key, self.key_heads), &self.key_norm);
+        let value = split(&self.value, self.key_heads).swap_dims(1, 2);
+        let [key, value] = match part.before {
+            Some(before) => before.extend([key, value]),
+            None => [key, value],
+        };
+        let causal = AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
+        let context = attention(query, key, value, part.unseen, None, causal);
+        self.output.forward(context.swap_dims(1, 2).flatten(2, 3))
     }
 }
 
@@ -74,16 +95,16 @@ pub struct Block {
 impl Block {
     fn new(size: &DecoderSize, device: &Device) -> Self {
         Self {
-            attention_norm: norm(size, device),
+            attention_norm: norm(size, size.width, device),
             attention: Attention::new(size, device),
-            feed_forward_norm: norm(size, device),
-            gate: SwiGluConfig::new(size.width, size.hidden).with_bias(false).init(device),
-            down: linear_layer(size.hidden, size.width, device),
+            feed_forward_norm: norm(size, size.width, device),
+            gate: SwiGluConfig::new(size.width, size.hidden).with_bias(size.biases.feed_forward).init(device),
+            down: linear_layer(size.hidden, size.width, size.biases.feed_forward, device),
         }
     }
 
-    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary);
+    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding, part: Part<'_>) -> Tensor<3> {
+        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary, part);
         x.clone() + self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x)))
     }
 }
@@ -98,14 +119,19 @@ pub struct Llama {
     /// `None` if the head is the embedding.
     head: Option<Linear>,
     head_width: usize,
+    window: Option<usize>,
 }
 
 impl Llama {
     /// What the head reads, `[batch, length, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let window = self.window;
         let x = self.blocks.iter().fold(self.words.forward(tokens), |x, block| {
             let block = (block.clone(), self.rotary.clone());
-            plan::block(&block, x, |(block, rotary), x| block.forward(x, rotary))
+            plan::block(&block, x, move |(block, rotary), x| {
+                let unseen = unseen([0, x.dims()[1]], window, &[], &x.device());
+                block.forward(x, rotary, Part { start: 0, unseen, before: None })
+            })
         });
         self.norm.forward(x)
     }
@@ -132,7 +158,7 @@ impl Decoder for Llama {
     type Size = DecoderSize;
 
     fn new(size: &DecoderSize, device: &Device) -> Self {
-        let head_width = size.width / size.heads;
+        let head_width = size.head_width();
         let words = EmbeddingConfig::new(size.vocabulary, size.width);
         let rotary = RotaryEncodingConfig::new(size.length, head_width).with_theta(size.theta);
         Self {
@@ -142,9 +168,10 @@ impl Decoder for Llama {
                 None => rotary.init(device),
             },
             blocks: (0..size.layers).map(|_| Block::new(size, device)).collect(),
-            norm: norm(size, device),
-            head: (!size.tied).then(|| linear_layer(size.width, size.vocabulary, device)),
+            norm: norm(size, size.width, device),
+            head: (!size.tied).then(|| linear_layer(size.width, size.vocabulary, false, device)),
             head_width,
+            window: size.window,
         }
     }
 
@@ -166,6 +193,8 @@ impl HuggingFace for Llama {
         (r"^layers\.", "blocks."),
         (r"\.input_layernorm\.", ".attention_norm."),
         (r"\.post_attention_layernorm\.", ".feed_forward_norm."),
+        (r"\.self_attn\.q_norm\.", ".attention.query_norm."),
+        (r"\.self_attn\.k_norm\.", ".attention.key_norm."),
         (r"\.self_attn\.([qkvo])_proj\.", ".attention.$1."),
         (r"\.attention\.q\.", ".attention.query."),
         (r"\.attention\.k\.", ".attention.key."),
@@ -183,6 +212,8 @@ impl HuggingFace for Llama {
         let here_and_there = [
             ("words", "embed_tokens"),
             ("blocks.", "layers."),
+            (".attention.query_norm", ".self_attn.q_norm"),
+            (".attention.key_norm", ".self_attn.k_norm"),
             (".attention.query", ".self_attn.q_proj"),
             (".attention.key", ".self_attn.k_proj"),
             (".attention.value", ".self_attn.v_proj"),
@@ -198,6 +229,9 @@ impl HuggingFace for Llama {
 
     /// Burn rotates pairs of neighbors.
     fn row_orders(&self) -> RowOrders {
+        if self.blocks.iter().all(|block| block.attention.halves) {
+            return RowOrders::new();
+        }
         let order = RowOrder::rotary_pairs(self.head_width);
         RowOrders::new().with(r"\.attention\.(query|key)$", order).expect("a regular expression")
     }

@@ -1,4 +1,7 @@
 //! The sizes of text models: published ones, and small ones for tests.
+use crate::cache::PAGE;
+use burn::tensor::DType;
+
 /// The size of an encoder of text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncoderSize {
@@ -145,18 +148,42 @@ pub struct DecoderSize {
     pub heads: usize,
     /// Heads of keys and values, each of which serves `heads / key_heads` heads of queries.
     pub key_heads: usize,
+    /// Features of a head; `width / heads` if `None`.
+    pub head: Option<usize>,
     /// Blocks of attention and feed-forward layers.
     pub layers: usize,
     /// The longest sequence, for which rotations are tabulated.
     pub length: usize,
+    /// Each token sees itself and the tokens before it, so many in all, or all of them if `None`.
+    pub window: Option<usize>,
     /// The base of the wavelengths of rotary positions.
     pub theta: f32,
     /// How these wavelengths were stretched for longer sequences.
     pub stretch: Option<RotaryStretch>,
+    /// Which dense layers have biases.
+    pub biases: Biases,
+    /// Whether queries and keys are normalized, head by head.
+    pub normalizes_heads: bool,
     /// What norms add to the mean square.
     pub epsilon: f64,
     /// Whether the head is the embedding.
     pub tied: bool,
+}
+
+/// The dense layers of a decoder that have biases.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Biases {
+    /// Those of queries, keys and values.
+    pub inputs: bool,
+    /// The one after an attention.
+    pub output: bool,
+    /// Those of feed-forward layers.
+    pub feed_forward: bool,
+}
+
+impl Biases {
+    /// None of them.
+    pub const NONE: Self = Self { inputs: false, output: false, feed_forward: false };
 }
 
 /// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`.
@@ -172,7 +199,36 @@ pub struct RotaryStretch {
     pub original_length: f64,
 }
 
+impl RotaryStretch {
+    /// All wavelengths alike: `rope_type` `linear`.
+    pub const fn linear(factor: f64) -> Self {
+        // No wavelength fits as often as that.
+        Self { factor, low: 1e30, high: 2e30, original_length: 1.0 }
+    }
+}
+
 impl DecoderSize {
+    /// Features of a head.
+    pub const fn head_width(&self) -> usize {
+        match self.head {
+            Some(width) => width,
+            None => self.width / self.heads,
+        }
+    }
+
+    /// The bytes of keys and values of so many texts of this length, where whole [pages](crate::KeyValueCache) are stored in one dtype, and the
+    /// model computes in another.
+    pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
+        let tail = length % PAGE;
+        let bytes = (length - tail) * stored.size() + tail * computed.size();
+        2 * self.layers as u64 * (self.key_heads * self.head_width()) as u64 * (texts * bytes) as u64
+    }
+
+    /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each pair of features of a head.
+    pub const fn with_length(self, length: usize) -> Self {
+        Self { length, ..self }
+    }
+
     /// Llama 3.2 of 1.2 billion parameters.
     pub const LLAMA_3_2_1B: Self = Self {
         vocabulary: 128_256,
@@ -180,25 +236,33 @@ impl DecoderSize {
         hidden: 8192,
         heads: 32,
         key_heads: 8,
+        head: None,
         layers: 16,
         length: 131_072,
+        window: None,
         theta: 500_000.0,
         stretch: Some(RotaryStretch { factor: 32.0, low: 1.0, high: 4.0, original_length: 8192.0 }),
+        biases: Biases::NONE,
+        normalizes_heads: false,
         epsilon: 1e-5,
         tied: true,
     };
 
-    /// Mistral 7B, version 0.1, for sequences within its sliding window.
+    /// Mistral 7B, version 0.1, for sequences within its window.
     pub const MISTRAL_7B: Self = Self {
         vocabulary: 32_000,
         width: 4096,
         hidden: 14_336,
         heads: 32,
         key_heads: 8,
+        head: None,
         layers: 32,
         length: 4096,
+        window: Some(4096),
         theta: 10_000.0,
         stretch: None,
+        biases: Biases::NONE,
+        normalizes_heads: false,
         epsilon: 1e-5,
         tied: false,
     };

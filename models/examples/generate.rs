@@ -1,0 +1,234 @@
+//! Generates text with a model of Hugging Face whose weights stay in their file.
+//!
+//! ```sh
+//! cargo run --release -p burn-memsave-models --features text --example generate -- \
+//!     --model Qwen2.5-0.5B-Instruct --chat --prompt "What is a tensor?" --budget 512MiB
+//! ```
+//!
+//! The budget is that of weights and of keys and values together. What a layer computes in comes on top.
+#![recursion_limit = "256"]
+use burn::tensor::{DType, Device};
+use burn_memsave::lazy::LazyOptions;
+use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
+use burn_memsave_models::memsave::decoder::Llama;
+use burn_memsave_models::{DecoderSize, GenerateOptions, Sampling, generate};
+use bytesize::ByteSize;
+use clap::{Parser, ValueEnum};
+use serde_json::Value;
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tokenizers::Tokenizer;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Generates text with a model of Hugging Face whose weights stay in their file.
+#[derive(Parser)]
+struct Args {
+    /// The directory of the model: config.json, tokenizer.json, and safetensors.
+    #[arg(long)]
+    model: PathBuf,
+    /// What the text begins with. Several prompts are continued at once, each weight being read once for all of them.
+    #[arg(long, required = true)]
+    prompt: Vec<String>,
+    /// The prompt is what a user says, in the form that the model was trained with.
+    #[arg(long)]
+    chat: bool,
+    /// The most bytes of weights, and of keys and values, that are in memory.
+    #[arg(long, default_value = "2GiB")]
+    budget: ByteSize,
+    /// The most tokens to generate.
+    #[arg(long, default_value_t = 100)]
+    tokens: usize,
+    /// Draws tokens, with logits divided by this. Without it, and without the next two, the most probable token is taken.
+    #[arg(long)]
+    temperature: Option<f64>,
+    /// Draws from so many tokens only, the most probable ones.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Draws from the fewest tokens that have this probability together.
+    #[arg(long)]
+    top_p: Option<f64>,
+    /// Draws the same tokens again.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The numbers that the model computes with.
+    #[arg(long, value_enum, default_value_t = Numbers::F32)]
+    dtype: Numbers,
+    /// The numbers in which keys and values are stored.
+    #[arg(long, value_enum, default_value_t = Numbers::F32)]
+    cache: Numbers,
+    /// Tokens of a prompt that are computed at a time.
+    #[arg(long, default_value_t = 512)]
+    at_once: usize,
+    /// A picture of the memory over the run (SVG).
+    #[arg(long)]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Numbers {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Numbers {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
+    let device = Device::flex();
+    let tokenizer =
+        Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| error.to_string())?;
+    let template = args.chat.then(|| ChatTemplate::read(&args.model)).transpose()?;
+    let prompts = args.prompt.iter().map(|prompt| -> Result<Vec<u32>, Box<dyn Error>> {
+        let text = template.as_ref().map_or_else(|| Ok(prompt.clone()), |template| template.apply(prompt))?;
+        // A template has the special tokens itself.
+        let encoding = tokenizer.encode(text, !args.chat).map_err(|error| error.to_string())?;
+        Ok(encoding.get_ids().to_vec())
+    });
+    let prompts: Vec<_> = prompts.collect::<Result<_, _>>()?;
+
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + args.tokens;
+    let size = DecoderSize::from_directory(&args.model)?;
+    if longest > size.length {
+        return Err(format!("{longest} tokens, and the longest text has {}", size.length).into());
+    }
+    let size = size.with_length(longest);
+    let of_cache = size.cache_bytes(prompts.len(), longest, args.cache.dtype(), args.dtype.dtype());
+    let of_weights = args.budget.as_u64().checked_sub(of_cache).ok_or_else(|| {
+        format!("keys and values of {longest} tokens take {} MiB, more than the budget", mib(of_cache))
+    })?;
+    let options = LazyOptions::new().with_budget(of_weights).with_dtype(args.dtype.dtype());
+    let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
+
+    let mut generation = GenerateOptions::new(args.tokens)
+        .with_ends(ends(&args.model)?)
+        .with_tokens_at_once(args.at_once)
+        .with_cache_dtype(args.cache.dtype());
+    let Args { temperature, top_k, top_p, seed, .. } = args;
+    if temperature.is_some() || top_k.is_some() || top_p.is_some() {
+        let temperature = temperature.unwrap_or(1.0);
+        generation = generation.with_sampling(Sampling { temperature, top_k, top_p, seed });
+    }
+    let mut memory = args.plot.is_some().then(|| RunMemory::start(&device));
+    let mut words = tokenizer.decode_stream(true);
+    let begin = Instant::now();
+    let mut first = None;
+    let generated = generate(&model, &prompts, &generation, |prompt, token| {
+        first.get_or_insert_with(|| begin.elapsed());
+        // One text as it comes; several when they are complete.
+        if prompts.len() == 1
+            && let Ok(Some(text)) = words.step(token)
+        {
+            print!("{text}");
+            let _ = io::stdout().flush();
+        }
+        if prompt == 0 {
+            memory.iter_mut().for_each(RunMemory::step);
+        }
+    })?;
+    let elapsed = begin.elapsed();
+    println!();
+    if prompts.len() > 1 {
+        for (prompt, text) in args.prompt.iter().zip(&generated.texts) {
+            let text = tokenizer.decode(text, true).map_err(|error| error.to_string())?;
+            println!("\n> {prompt}\n{text}");
+        }
+    }
+
+    let steps = generated.texts.iter().map(Vec::len).max().unwrap_or(0).max(1);
+    let first = first.unwrap_or(elapsed);
+    let rest = (elapsed - first).as_secs_f64();
+    let statistics = report.cache.statistics();
+    let resident =
+        ResidentMemory::of_process().zip(idle).map(|(now, idle)| now.peak.saturating_sub(idle.live));
+    eprintln!(
+        "\n{} tokens of the prompts in {:.2} s, then {:.2} tokens/s for each of {} texts\n\
+         heap peak {} MiB (keys and values {} MiB), RSS peak {}, {} MiB read per token\n\
+         weights: {statistics}",
+        prompts.iter().map(Vec::len).sum::<usize>(),
+        first.as_secs_f64(),
+        (steps - 1) as f64 / rest.max(1e-9),
+        prompts.len(),
+        mib(TrackingAllocator::peak() - idle_heap),
+        mib(generated.cache_bytes),
+        resident.map_or_else(|| "unknown".into(), |bytes| format!("{} MiB", mib(bytes))),
+        mib(statistics.bytes_read / steps as u64),
+    );
+    if let (Some(path), Some(memory)) = (&args.plot, memory) {
+        fs::write(path, memory.to_svg())?;
+    }
+    Ok(())
+}
+
+/// The tokens that end a text.
+fn ends(directory: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
+    for name in ["generation_config.json", "config.json"] {
+        let Ok(text) = fs::read_to_string(directory.join(name)) else { continue };
+        let config: Value = serde_json::from_str(&text)?;
+        match &config["eos_token_id"] {
+            Value::Number(end) => return Ok(end.as_u64().map(|end| end as u32).into_iter().collect()),
+            Value::Array(ends) => {
+                return Ok(ends.iter().filter_map(Value::as_u64).map(|end| end as u32).collect());
+            }
+            _ => (),
+        }
+    }
+    Ok(vec![])
+}
+
+/// The form of a conversation: a template of Jinja.
+struct ChatTemplate {
+    template: String,
+    /// `tokenizer_config.json`, in which special tokens have names.
+    config: Value,
+}
+
+impl ChatTemplate {
+    fn read(directory: &Path) -> Result<Self, Box<dyn Error>> {
+        let config: Value =
+            serde_json::from_str(&fs::read_to_string(directory.join("tokenizer_config.json"))?)?;
+        let template =
+            match (fs::read_to_string(directory.join("chat_template.jinja")), &config["chat_template"]) {
+                (Ok(template), _) => template,
+                (_, Value::String(template)) => template.clone(),
+                _ => return Err(format!("{}: there is no template for --chat", directory.display()).into()),
+            };
+        Ok(Self { template, config })
+    }
+
+    /// What the user says, as the model reads it.
+    fn apply(&self, prompt: &str) -> Result<String, Box<dyn Error>> {
+        let mut environment = minijinja::Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+            Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
+        });
+        let special = |name: &str| match &self.config[name] {
+            Value::String(token) => token.clone(),
+            token => token["content"].as_str().unwrap_or_default().to_owned(),
+        };
+        let context = minijinja::context! {
+            messages => [minijinja::context! { role => "user", content => prompt }],
+            add_generation_prompt => true,
+            bos_token => special("bos_token"),
+            eos_token => special("eos_token"),
+        };
+        Ok(environment.render_str(&self.template, context)?)
+    }
+}

@@ -1,0 +1,421 @@
+//! Reads `config.json` as `transformers` writes it. What a configuration asks for and is not there is an error by name.
+use crate::{Biases, DecoderSize, RotaryStretch};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// It is not JSON, or not an object.
+    #[error("{}: {source}", file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// A field is missing.
+    #[error("{}: there is no {field}", file.display())]
+    Missing {
+        /// The file.
+        file: PathBuf,
+        /// The field.
+        field: String,
+    },
+    /// A field has a value that no model here has.
+    #[error("{}: {field} is {value}, which is not supported", file.display())]
+    Unsupported {
+        /// The file.
+        file: PathBuf,
+        /// The field; fields within others have both names, with a dot between.
+        field: String,
+        /// Its value.
+        value: Value,
+    },
+}
+
+impl DecoderSize {
+    /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Qwen2 or Qwen3.
+    ///
+    /// ```
+    /// use burn_memsave_models::DecoderSize;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let directory = directory.path();
+    /// let config = r#"{
+    ///     "model_type": "mistral", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 6,
+    ///     "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 64, "sliding_window": 16
+    /// }"#;
+    /// std::fs::write(directory.join("config.json"), config)?;
+    /// let size = DecoderSize::from_directory(directory)?;
+    /// assert_eq!((size.window, size.head_width()), (Some(16), 4));
+    ///
+    /// std::fs::write(directory.join("config.json"), config.replace("64", r#"64, "rope_scaling": {"rope_type": "yarn"}"#))?;
+    /// let error = DecoderSize::from_directory(directory).unwrap_err();
+    /// assert!(error.to_string().ends_with(r#"rope_scaling.rope_type is "yarn", which is not supported"#));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or asks for what these models do not have here.
+    pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.join("config.json"))?;
+        let family: String = fields.require("model_type")?;
+        let mut biases = Biases::NONE;
+        let (mut window, mut normalizes_heads, mut head) = (None, false, fields.take("head_dim")?);
+        match family.as_str() {
+            "llama" => {
+                biases.inputs = fields.take("attention_bias")?.unwrap_or(false);
+                biases.output = biases.inputs;
+                biases.feed_forward = fields.take("mlp_bias")?.unwrap_or(false);
+            }
+            "mistral" => {
+                // The only field of which null means something else than its absence.
+                window = match fields.has("sliding_window") {
+                    true => fields.take("sliding_window")?,
+                    false => Some(4096),
+                };
+            }
+            "qwen2" => {
+                biases.inputs = true;
+                fields.without_windows()?;
+            }
+            "qwen3" => {
+                biases.inputs = fields.take("attention_bias")?.unwrap_or(false);
+                biases.output = biases.inputs;
+                head = head.or(Some(128));
+                normalizes_heads = true;
+                fields.without_windows()?;
+            }
+            _ => return Err(fields.unsupported("model_type", family.into())),
+        }
+        let (theta, stretch) = fields.rotary_positions()?;
+        let heads = fields.positive("num_attention_heads")?;
+        let size = Self {
+            vocabulary: fields.positive("vocab_size")?,
+            width: fields.positive("hidden_size")?,
+            hidden: fields.positive("intermediate_size")?,
+            heads,
+            key_heads: fields.take("num_key_value_heads")?.unwrap_or(heads),
+            head,
+            layers: fields.require("num_hidden_layers")?,
+            length: fields.positive("max_position_embeddings")?,
+            window,
+            theta,
+            stretch,
+            biases,
+            normalizes_heads,
+            epsilon: fields.take("rms_norm_eps")?.unwrap_or(1e-6),
+            tied: fields.take("tie_word_embeddings")?.unwrap_or(false),
+        };
+        fields.expect("hidden_act", &["silu".into()])?;
+        fields.expect("pretraining_tp", &[1.into()])?;
+        // Dropout of attention weights, which these models do not have.
+        fields.expect("attention_dropout", &[0.0.into(), 0.into()])?;
+        if size.key_heads == 0 || !heads.is_multiple_of(size.key_heads) {
+            return Err(fields.unsupported("num_key_value_heads", size.key_heads.into()));
+        }
+        if size.head_width() == 0 || !size.head_width().is_multiple_of(2) {
+            return Err(fields.unsupported("head_dim", size.head_width().into()));
+        }
+        fields.finish()?;
+        Ok(size)
+    }
+}
+
+/// The fields of a configuration that nobody has taken yet.
+struct Fields {
+    file: PathBuf,
+    /// The field that has these fields, and a dot; empty for all of the file.
+    within: String,
+    values: Map<String, Value>,
+}
+
+/// Fields that change nothing of what a decoder computes: of tokens, of training, of how it is run in Python, and what `transformers` wrote in
+/// all configurations before version 5.
+const WITHOUT_EFFECT: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "diversity_penalty",
+    "dtype",
+    "eos_token_id",
+    "finetuning_task",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "pad_token_id",
+    "problem_type",
+    "repetition_penalty",
+    "return_dict",
+    "temperature",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+];
+
+impl Fields {
+    fn read(file: PathBuf) -> Result<Self, ConfigError> {
+        let text =
+            fs::read_to_string(&file).map_err(|source| ConfigError::Io { file: file.clone(), source })?;
+        match serde_json::from_str(&text) {
+            Ok(values) => Ok(Self { file, within: String::new(), values }),
+            Err(source) => Err(ConfigError::Json { file, source }),
+        }
+    }
+
+    fn named(&self, field: &str) -> String {
+        format!("{}{field}", self.within)
+    }
+
+    fn unsupported(&self, field: &str, value: Value) -> ConfigError {
+        ConfigError::Unsupported { file: self.file.clone(), field: self.named(field), value }
+    }
+
+    fn has(&self, field: &str) -> bool {
+        self.values.contains_key(field)
+    }
+
+    /// The value of a field. Null counts as none.
+    fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ConfigError> {
+        match self.values.remove(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                serde_json::from_value(value.clone()).map(Some).map_err(|_| self.unsupported(field, value))
+            }
+        }
+    }
+
+    fn require<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ConfigError> {
+        let missing = ConfigError::Missing { file: self.file.clone(), field: self.named(field) };
+        self.take(field)?.ok_or(missing)
+    }
+
+    fn positive(&mut self, field: &str) -> Result<usize, ConfigError> {
+        match self.require(field)? {
+            0 => Err(self.unsupported(field, 0.into())),
+            number => Ok(number),
+        }
+    }
+
+    /// If the field is there, it has one of these values.
+    fn expect(&mut self, field: &str, known: &[Value]) -> Result<(), ConfigError> {
+        match self.take::<Value>(field)? {
+            Some(value) if !known.contains(&value) => Err(self.unsupported(field, value)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The fields within a field.
+    fn take_fields(&mut self, field: &str) -> Result<Option<Self>, ConfigError> {
+        let within = format!("{}.", self.named(field));
+        let values = self.take(field)?;
+        Ok(values.map(|values| Self { file: self.file.clone(), within, values }))
+    }
+
+    /// Every layer sees all tokens: Qwen's configurations name a window, and say that it is not used.
+    fn without_windows(&mut self) -> Result<(), ConfigError> {
+        self.expect("use_sliding_window", &[false.into()])?;
+        for unused in ["sliding_window", "max_window_layers"] {
+            self.values.remove(unused);
+        }
+        let layers: Option<Vec<String>> = self.take("layer_types")?;
+        match layers.into_iter().flatten().find(|kind| kind != "full_attention") {
+            Some(kind) => Err(self.unsupported("layer_types", kind.into())),
+            None => Ok(()),
+        }
+    }
+
+    /// The base of the wavelengths of rotary positions, and how they are stretched: `rope_parameters` as of version 5, before that `rope_theta`
+    /// and `rope_scaling`.
+    fn rotary_positions(&mut self) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
+        let theta = self.take("rope_theta")?;
+        let (mut parameters, theta) = match self.take_fields("rope_parameters")? {
+            Some(mut parameters) => {
+                let inner = parameters.take("rope_theta")?;
+                (parameters, inner.or(theta))
+            }
+            None => match self.take_fields("rope_scaling")? {
+                Some(parameters) => (parameters, theta),
+                None => return Ok((theta.unwrap_or(10_000.0), None)),
+            },
+        };
+        let name = if parameters.has("rope_type") { "rope_type" } else { "type" };
+        let kind: Option<String> = parameters.take(name)?;
+        let kind = kind.unwrap_or("default".into());
+        parameters.expect("type", &[kind.clone().into()])?; // both, with the same name
+        parameters.expect("partial_rotary_factor", &[1.0.into(), 1.into()])?;
+        let stretch = match kind.as_str() {
+            "default" => None,
+            "linear" => Some(RotaryStretch::linear(parameters.require("factor")?)),
+            "llama3" => Some(RotaryStretch {
+                factor: parameters.require("factor")?,
+                low: parameters.require("low_freq_factor")?,
+                high: parameters.require("high_freq_factor")?,
+                original_length: parameters.require("original_max_position_embeddings")?,
+            }),
+            _ => return Err(parameters.unsupported(name, kind.into())),
+        };
+        parameters.finish()?;
+        Ok((theta.unwrap_or(10_000.0), stretch))
+    }
+
+    /// Nothing is left that may have an effect. Null, false and what is empty ask for nothing.
+    fn finish(self) -> Result<(), ConfigError> {
+        let asks = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(values) => !values.is_empty(),
+            Value::Object(values) => !values.is_empty(),
+            Value::String(text) => !text.is_empty(),
+            _ => true,
+        };
+        let is_left =
+            |(field, value): &(&String, &Value)| !WITHOUT_EFFECT.contains(&field.as_str()) && asks(value);
+        match self.values.iter().find(is_left) {
+            Some((field, value)) => Err(self.unsupported(field, value.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn size(changes: Value) -> Result<DecoderSize, String> {
+        let mut config = json!({
+            "model_type": "llama", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,
+            "num_attention_heads": 6, "num_hidden_layers": 2, "max_position_embeddings": 64,
+            "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "use_cache": true, "hidden_act": "silu",
+        });
+        for (field, value) in changes.as_object().expect("fields") {
+            config[field] = value.clone();
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("config.json"), config.to_string()).expect("a file");
+        DecoderSize::from_directory(directory.path()).map_err(|error| {
+            let error = error.to_string();
+            error.split_once("config.json: ").map_or(error.clone(), |(_, what)| what.into())
+        })
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_configuration() {
+        let llama = DecoderSize {
+            vocabulary: 50,
+            width: 24,
+            hidden: 40,
+            heads: 6,
+            key_heads: 6,
+            head: None,
+            layers: 2,
+            length: 64,
+            window: None,
+            theta: 10_000.0,
+            stretch: None,
+            biases: Biases::NONE,
+            normalizes_heads: false,
+            epsilon: 1e-6,
+            tied: false,
+        };
+        assert_eq!(size(json!({})), Ok(llama));
+        let changes = json!({"num_key_value_heads": 3, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "head_dim": 6});
+        let changed = DecoderSize { key_heads: 3, epsilon: 1e-5, tied: true, head: Some(6), ..llama };
+        assert_eq!(size(changes), Ok(changed));
+        let biases = Biases { inputs: true, output: true, feed_forward: true };
+        assert_eq!(
+            size(json!({"attention_bias": true, "mlp_bias": true})),
+            Ok(DecoderSize { biases, ..llama })
+        );
+        let mistral = |window| Ok(DecoderSize { window, ..llama });
+        assert_eq!(size(json!({"model_type": "mistral"})), mistral(Some(4096)));
+        assert_eq!(size(json!({"model_type": "mistral", "sliding_window": null})), mistral(None));
+        let inputs = Biases { inputs: true, ..Biases::NONE };
+        let unused = json!({"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 8, "max_window_layers": 1});
+        assert_eq!(size(unused), Ok(DecoderSize { biases: inputs, ..llama }));
+        let qwen3 = json!({"model_type": "qwen3", "layer_types": ["full_attention", "full_attention"]});
+        assert_eq!(size(qwen3), Ok(DecoderSize { head: Some(128), normalizes_heads: true, ..llama }));
+    }
+
+    /// As versions 4 and 5 of `transformers` write them.
+    #[test]
+    fn rotary_positions_are_read_in_both_forms() {
+        let of = |changes| size(changes).map(|size| (size.theta, size.stretch));
+        let stretch = RotaryStretch { factor: 8.0, low: 1.0, high: 4.0, original_length: 8192.0 };
+        let mut llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192
+        });
+        let before = json!({"rope_theta": 500000.0, "rope_scaling": llama3.clone()});
+        assert_eq!(of(before), Ok((500_000.0, Some(stretch))));
+        llama3["rope_theta"] = 500_000.into();
+        assert_eq!(of(json!({"rope_parameters": llama3})), Ok((500_000.0, Some(stretch))));
+        let default = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}});
+        assert_eq!(of(default), Ok((100.0, None)));
+        let linear = json!({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}});
+        assert_eq!(of(linear), Ok((10_000.0, Some(RotaryStretch::linear(2.0)))));
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        for (changes, expected) in [
+            (json!({"model_type": "gemma2"}), r#"model_type is "gemma2", which is not supported"#),
+            (json!({"hidden_act": "gelu"}), r#"hidden_act is "gelu", which is not supported"#),
+            (json!({"vocab_size": null}), "there is no vocab_size"),
+            (json!({"vocab_size": "many"}), r#"vocab_size is "many", which is not supported"#),
+            (json!({"hidden_size": 0}), "hidden_size is 0, which is not supported"),
+            (json!({"num_key_value_heads": 4}), "num_key_value_heads is 4, which is not supported"),
+            (json!({"head_dim": 3}), "head_dim is 3, which is not supported"),
+            (json!({"attention_dropout": 0.1}), "attention_dropout is 0.1, which is not supported"),
+            (
+                json!({"quantization_config": {"bits": 4}}),
+                r#"quantization_config is {"bits":4}, which is not supported"#,
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+                r#"rope_scaling.rope_type is "dynamic", which is not supported"#,
+            ),
+            (json!({"rope_scaling": {"rope_type": "llama3"}}), "there is no rope_scaling.factor"),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": true}}),
+                "rope_scaling.finetuned is true, which is not supported",
+            ),
+            (
+                json!({"model_type": "qwen2", "use_sliding_window": true}),
+                "use_sliding_window is true, which is not supported",
+            ),
+            (json!({"logit_softcap": 30.0}), "logit_softcap is 30.0, which is not supported"),
+        ] {
+            assert_eq!(size(changes), Err(expected.to_string()));
+        }
+        let nothing = DecoderSize::from_directory(Path::new("nothing"));
+        assert!(nothing.is_err_and(|error| error.to_string().contains("config.json")));
+    }
+}

@@ -1,0 +1,137 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
+//!
+//! - [`hugging_face`] loads weights and adapters from checkpoints. Weights may stay in their file until a layer runs.
+//! - [`memsave`] has the models, one file for each family; [`fused`] the same with fused heads and losses, for training.
+#![deny(missing_docs)]
+#![recursion_limit = "256"]
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+
+mod cache;
+mod config;
+mod generate;
+pub mod hugging_face;
+pub mod repeated;
+mod rotate;
+mod size;
+
+pub use cache::KeyValueCache;
+pub use config::ConfigError;
+pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
+pub use size::{Biases, DecoderSize, EncoderSize, Gpt2Size, RotaryStretch, T5Size};
+
+macro_rules! models {
+    (
+        $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
+        $(, $inference:literal)?
+    ) => {
+        $(#[$doc])*
+        pub mod $namespace {
+            /// Encoders: BERT and RoBERTa.
+            pub mod bert {
+                use $nn;
+                include!("bert.rs");
+            }
+
+            /// Decoders with learned positions.
+            pub mod gpt2 {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::{attention, linear};
+                include!("gpt2.rs");
+            }
+
+            /// Encoders with decoders.
+            pub mod t5 {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::{attention, linear};
+                include!("t5.rs");
+            }
+
+            /// Decoders with rotary positions: Llama, Mistral, Qwen2 and Qwen3.
+            pub mod decoder {
+                use $nn;
+                use $functional as functional;
+                use $grouped as attention;
+                use $rotate as rotate;
+                use super::loss::next_token_loss;
+                use functional::linear;
+                include!("decoder.rs");
+                $(include!($inference);)?
+            }
+
+            mod loss {
+                #[allow(unused_imports)]
+                use $nn;
+                use $functional as functional;
+                include!($loss);
+            }
+        }
+    };
+}
+
+#[cfg(feature = "stock")]
+models!(
+    /// The models with Burn's layers, to compare with.
+    stock,
+    burn::nn,
+    burn::tensor::module,
+    crate::repeated::attention,
+    crate::rotate::rotate_by_burn,
+    "loss.rs"
+);
+models!(
+    /// The models.
+    memsave,
+    burn_memsave::nn,
+    burn_memsave::functional,
+    burn_memsave::functional::attention,
+    crate::rotate::rotate,
+    "loss.rs",
+    "decoder_inference.rs"
+);
+models!(
+    /// The same with fused heads and losses.
+    fused,
+    burn_memsave::nn,
+    burn_memsave::functional,
+    burn_memsave::functional::attention,
+    crate::rotate::rotate,
+    "fused_loss.rs"
+);
+
+/// An encoder of text.
+pub trait Encoder: Module {
+    /// With random weights.
+    fn new(size: &EncoderSize, device: &Device) -> Self;
+    /// Features `[batch, length, width]` of tokens `[batch, length]`, none of which is padding.
+    fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+}
+
+/// A network that predicts the next token.
+pub trait Decoder: Module {
+    /// The type of its size.
+    type Size: Copy;
+    /// With random weights.
+    fn new(size: &Self::Size, device: &Device) -> Self;
+    /// Logits `[batch, length, vocabulary]` of tokens `[batch, length]`.
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The mean cross entropy of the tokens that follow, `[batch, length]`.
+    fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
+}
+
+/// A network that predicts the next token of a text, given another text.
+pub trait EncoderDecoder: Module {
+    /// With random weights.
+    fn new(size: &T5Size, device: &Device) -> Self;
+    /// Logits `[batch, length, vocabulary]` of the tokens of the given text, `source [batch, other length]`, and of the predicted one,
+    /// `tokens [batch, length]`.
+    fn logits(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The mean cross entropy of the tokens that follow, `[batch, length]`.
+    fn loss(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
+}

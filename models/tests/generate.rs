@@ -1,0 +1,188 @@
+//! What is generated is what Python's `transformers` generates: with a cache, several prompts at once, and prompts in parts.
+#![recursion_limit = "256"]
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_memsave::lazy::LazyOptions;
+use burn_memsave_models::memsave::decoder::Llama;
+use burn_memsave_models::{
+    Biases, Decoder, DecoderSize, Generate, GenerateError, GenerateOptions, Sampling, generate,
+};
+use serde::Deserialize;
+use std::fs;
+use std::path::Path;
+
+mod python;
+
+/// A prompt, and what follows.
+#[derive(Deserialize)]
+struct Text {
+    prompt: Vec<u32>,
+    text: Vec<u32>,
+    margin: f64,
+    last_logits: Vec<f32>,
+}
+
+const NEW: usize = 64;
+
+/// Weights that stay in the file.
+fn model(directory: &Path) -> Llama {
+    let options = LazyOptions::new().with_min_bytes(0);
+    let (model, report) = Llama::from_directory(directory, &options, &Device::flex()).unwrap();
+    assert!(report.lazy.len() > 10);
+    model
+}
+
+#[test]
+fn texts_are_those_of_transformers() {
+    let Some(python) = python::with(&["torch", "transformers", "safetensors"]) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    python::run(&python, "generate.py", &[], directory.path());
+    for entry in fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let expected: Vec<Text> =
+            serde_json::from_slice(&fs::read(path.join("expected.json")).unwrap()).unwrap();
+        let model = model(&path);
+        let margin = expected.iter().map(|text| text.margin).fold(f64::INFINITY, f64::min);
+        println!("{}: the least margin is {margin:.1e}", path.display());
+        assert!(margin > 1e-5, "rounding may choose another token");
+        let prompts: Vec<_> = expected.iter().map(|text| text.prompt.clone()).collect();
+        let texts: Vec<_> = expected.iter().map(|text| text.text.clone()).collect();
+        for tokens_at_once in [512, 4, 1] {
+            let options = GenerateOptions::new(NEW).with_tokens_at_once(tokens_at_once);
+            let mut seen = vec![vec![]; prompts.len()];
+            let generated =
+                generate(&model, &prompts, &options, |prompt, token| seen[prompt].push(token)).unwrap();
+            assert_eq!((&generated.texts, &seen), (&texts, &texts));
+            for (prompt, text) in prompts.iter().zip(&texts) {
+                let alone = generate(&model, std::slice::from_ref(prompt), &options, |_, _| ()).unwrap();
+                assert_eq!(alone.texts, std::slice::from_ref(text));
+            }
+        }
+        // Without a cache: the next token of all that there is.
+        for Text { prompt, text, last_logits, .. } in &expected {
+            let all: Vec<i64> =
+                prompt.iter().chain(&text[..NEW - 1]).map(|&token| i64::from(token)).collect();
+            let tokens =
+                Tensor::<2, Int>::from_data(TensorData::new(all.clone(), [1, all.len()]), &Device::flex());
+            let logits = model.logits(tokens).into_data();
+            let logits: Vec<f32> = logits.iter::<f32>().skip((all.len() - 1) * last_logits.len()).collect();
+            let largest = last_logits.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let off = logits.iter().zip(last_logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            println!("off by {:.1e} of the largest", off / largest);
+            assert!(logits.len() == last_logits.len() && off <= 1e-5 * largest, "off by {off}");
+        }
+    }
+}
+
+/// Small decoders of all kinds, with weights that are not 1 or 0 in norms and biases either.
+fn decoders() -> Vec<Llama> {
+    let llama = DecoderSize::LLAMA_3_2_1B.tiny().with_length(128);
+    let biases = Biases { inputs: true, output: true, feed_forward: true };
+    let sizes = [
+        llama,
+        DecoderSize { window: Some(5), tied: false, ..llama },
+        DecoderSize { head: Some(6), biases, normalizes_heads: true, ..llama },
+    ];
+    sizes.map(|size| Llama::new(&size, &Device::flex())).into()
+}
+
+/// With a cache or without, alone or with others, at once or in parts.
+#[test]
+fn a_cache_changes_nothing() {
+    const MORE: usize = 20;
+    let device = Device::flex();
+    let tokens = |values: &[i64]| Tensor::<1, Int>::from_ints(values, &device).unsqueeze::<2>();
+    let text = |first: i64, length: i64| (0..length).map(|at| (first + 7 * at * at) % 50).collect::<Vec<_>>();
+    let texts = [text(3, 30), text(27, 21), text(18, 24)];
+    let padding: Vec<usize> = texts.iter().map(|text| texts[0].len() - text.len()).collect();
+    for model in decoders() {
+        let whole = texts.each_ref().map(|text| model.logits(tokens(text)).squeeze_dim::<2>(0));
+        let largest = whole[0].clone().abs().max().into_scalar::<f32>();
+        for tokens_at_once in [100, 3, 1] {
+            let mut cache = model.cache(None).with_padding(padding.clone());
+            let (mut start, mut end) = (0, texts[0].len() - MORE);
+            while start < texts[0].len() {
+                let rows = texts.iter().zip(&padding).map(|(text, &padding)| {
+                    let padded: Vec<i64> =
+                        std::iter::repeat_n(0, padding).chain(text.iter().copied()).collect();
+                    tokens(&padded[start..end])
+                });
+                let logits = model.next_logits(Tensor::cat(rows.collect(), 0), tokens_at_once, &mut cache);
+                for (row, (whole, padding)) in whole.iter().zip(&padding).enumerate() {
+                    let expected = whole.clone().narrow(0, end - 1 - padding, 1);
+                    let off = (logits.clone().narrow(0, row, 1) - expected).abs().max().into_scalar::<f32>();
+                    assert!(off <= 1e-5 * largest, "token {end} of text {row}: {off} of {largest}");
+                }
+                (start, end) = (end, end + 1);
+            }
+            assert_eq!(cache.tokens(), texts[0].len());
+        }
+    }
+}
+
+/// In half precision the cache is half as large, and its logits are off by its rounding.
+#[test]
+fn caches_may_be_rounded() {
+    let model = &decoders()[0];
+    let prompt: Vec<i64> = (0..100).map(|token| token % 50).collect();
+    let tokens = Tensor::<1, Int>::from_ints(&prompt[..], &Device::flex()).unsqueeze::<2>();
+    let [(exact, bytes), (rounded, fewer)] = [None, Some(DType::BF16)].map(|dtype| {
+        let mut cache = model.cache(dtype);
+        model.next_logits(tokens.clone(), 7, &mut cache);
+        let last = Tensor::<2, Int>::from_ints([[3]], &Device::flex());
+        (model.next_logits(last, 1, &mut cache), cache.bytes())
+    });
+    let off = (exact.clone() - rounded).abs().max().into_scalar::<f32>();
+    let largest = exact.abs().max().into_scalar::<f32>();
+    assert!(off > 0.0 && off < 0.02 * largest, "{off} of {largest}");
+    // 64 of the 101 tokens are in whole pages; two layers, two heads of keys and values, of four features.
+    let token = 2 * 2 * 2 * 4;
+    assert_eq!((bytes, fewer), (4 * 101 * token, (2 * 64 + 4 * 37) * token));
+    let size = DecoderSize::LLAMA_3_2_1B.tiny();
+    assert_eq!(size.cache_bytes(1, 101, DType::F32, DType::F32), bytes);
+    assert_eq!(size.cache_bytes(1, 101, DType::BF16, DType::F32), fewer);
+}
+
+#[test]
+fn texts_end_where_they_are_told_to() {
+    let model = &decoders()[0];
+    let prompts = [vec![3, 14, 15], vec![27]];
+    let long = generate(model, &prompts, &GenerateOptions::new(30), |_, _| ()).unwrap();
+    let end = long.texts[0][3];
+    let ended = generate(model, &prompts, &GenerateOptions::new(30).with_ends([end]), |_, _| ()).unwrap();
+    for (ended, long) in ended.texts.iter().zip(&long.texts) {
+        let count = long.iter().position(|&token| token == end).map_or(30, |at| at + 1);
+        assert_eq!(ended, &long[..count]);
+    }
+    let nothing = generate(model, &prompts, &GenerateOptions::new(0), |_, _| ()).unwrap();
+    assert!(nothing.texts.len() == 2 && nothing.texts.iter().all(Vec::is_empty));
+    // The same seed, the same tokens.
+    let draw = |seed| {
+        let options = GenerateOptions::new(30).with_sampling(Sampling { seed, ..Sampling::default() });
+        generate(model, &prompts, &options, |_, _| ()).unwrap().texts
+    };
+    assert!(draw(1) == draw(1) && draw(1) != draw(2));
+}
+
+#[test]
+fn what_cannot_be_generated() {
+    let model = &decoders()[0];
+    let refused = |prompts: &[Vec<u32>], options: GenerateOptions| {
+        generate(model, prompts, &options, |_, _| ()).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&[vec![1], vec![]], GenerateOptions::new(1)), "prompt 1 has no tokens");
+    let long = [vec![1; 100]];
+    assert!(refused(&long, GenerateOptions::new(30)).contains("100 tokens and 30 more"));
+    assert!(generate(model, &long, &GenerateOptions::new(29), |_, _| ()).is_ok());
+    for (sampling, expected) in [
+        (Sampling { temperature: 0.0, ..Sampling::default() }, "sampling with temperature 0"),
+        (Sampling { top_k: Some(0), ..Sampling::default() }, "sampling with top_k 0"),
+        (Sampling { top_p: Some(1.5), ..Sampling::default() }, "sampling with top_p 1.5"),
+    ] {
+        assert_eq!(refused(&[vec![1]], GenerateOptions::new(1).with_sampling(sampling)), expected);
+    }
+    let tracked = Llama::new(&DecoderSize::LLAMA_3_2_1B.tiny(), &Device::flex().autodiff());
+    let result = generate(&tracked, &[vec![1]], &GenerateOptions::new(1), |_, _| ());
+    assert!(matches!(result, Err(GenerateError::Tracked)));
+    assert!(generate(&tracked.valid(), &[vec![1]], &GenerateOptions::new(1), |_, _| ()).is_ok());
+}
