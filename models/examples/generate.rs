@@ -58,9 +58,9 @@ struct Args {
     /// The numbers that the model computes with.
     #[arg(long, value_enum, default_value_t = Numbers::F32)]
     dtype: Numbers,
-    /// The numbers in which keys and values are stored.
-    #[arg(long, value_enum, default_value_t = Numbers::F32)]
-    cache: Numbers,
+    /// The numbers in which keys and values are stored, if not those that the model computes with.
+    #[arg(long, value_enum)]
+    cache: Option<Numbers>,
     /// Tokens of a prompt that are computed at a time.
     #[arg(long, default_value_t = 512)]
     at_once: usize,
@@ -101,23 +101,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let prompts: Vec<_> = prompts.collect::<Result<_, _>>()?;
 
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + args.tokens;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).saturating_add(args.tokens);
+    let (computed, stored) = (args.dtype.dtype(), args.cache.unwrap_or(args.dtype).dtype());
     let size = DecoderSize::from_directory(&args.model)?;
     if longest > size.length {
         return Err(format!("{longest} tokens, and the longest text has {}", size.length).into());
     }
     let size = size.with_length(longest);
-    let of_cache = size.cache_bytes(prompts.len(), longest, args.cache.dtype(), args.dtype.dtype());
+    let of_cache = size.cache_bytes(prompts.len(), longest, stored, computed);
     let of_weights = args.budget.as_u64().checked_sub(of_cache).ok_or_else(|| {
         format!("keys and values of {longest} tokens take {} MiB, more than the budget", mib(of_cache))
     })?;
-    let options = LazyOptions::new().with_budget(of_weights).with_dtype(args.dtype.dtype());
+    let options = LazyOptions::new().with_budget(of_weights).with_dtype(computed);
     let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
 
     let mut generation = GenerateOptions::new(args.tokens)
         .with_ends(ends(&args.model)?)
         .with_tokens_at_once(args.at_once)
-        .with_cache_dtype(args.cache.dtype());
+        .with_cache_dtype(stored);
     let Args { temperature, top_k, top_p, seed, .. } = args;
     if temperature.is_some() || top_k.is_some() || top_p.is_some() {
         let temperature = temperature.unwrap_or(1.0);
@@ -126,20 +127,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut memory = args.plot.is_some().then(|| RunMemory::start(&device));
     let mut words = tokenizer.decode_stream(true);
     let begin = Instant::now();
-    let mut first = None;
-    let generated = generate(&model, &prompts, &generation, |prompt, token| {
+    let (mut first, mut undecoded) = (None, None);
+    let generated = generate(&model, &prompts, &generation, |_, token| {
         first.get_or_insert_with(|| begin.elapsed());
         // One text as it comes; several when they are complete.
-        if prompts.len() == 1
-            && let Ok(Some(text)) = words.step(token)
-        {
-            print!("{text}");
+        if prompts.len() == 1 {
+            match words.step(token) {
+                Ok(text) => print!("{}", text.unwrap_or_default()),
+                Err(error) => undecoded = Some(error.to_string()),
+            }
             let _ = io::stdout().flush();
         }
-        if prompt == 0 {
-            memory.iter_mut().for_each(RunMemory::step);
-        }
+        memory.iter_mut().for_each(RunMemory::step);
     })?;
+    if let Some(error) = undecoded {
+        return Err(error.into());
+    }
     let elapsed = begin.elapsed();
     println!();
     if prompts.len() > 1 {
@@ -205,6 +208,11 @@ impl ChatTemplate {
             match (fs::read_to_string(directory.join("chat_template.jinja")), &config["chat_template"]) {
                 (Ok(template), _) => template,
                 (_, Value::String(template)) => template.clone(),
+                // Several with names.
+                (_, Value::Array(templates)) => {
+                    let default = templates.iter().find(|template| template["name"] == "default");
+                    default.and_then(|template| template["template"].as_str()).unwrap_or_default().into()
+                }
                 _ => return Err(format!("{}: there is no template for --chat", directory.display()).into()),
             };
         Ok(Self { template, config })

@@ -3,8 +3,8 @@ use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 
 /// Keys and values of all tokens so far, in every layer.
 ///
-/// Whole pages of 64 tokens are stored in one dtype, f32 or half precision, and up to 63 tokens more in the dtype of the model. While a
-/// layer runs, its keys and values are there once more, in the dtype of the model.
+/// Whole pages of 64 tokens are stored in one dtype, and up to 63 tokens more in the dtype of the model. While a layer runs, its keys and
+/// values are there once more, in the dtype of the model.
 ///
 /// The texts of a batch end together: shorter ones begin with padding, which no other token sees.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) const PAGE: usize = 64;
 
 impl KeyValueCache {
     /// An empty cache, for a model of so many layers. Pages are stored in this dtype, or in that of the model.
-    pub fn new(layers: usize, stored: Option<DType>) -> Self {
+    pub(crate) fn new(layers: usize, stored: Option<DType>) -> Self {
         let layer = LayerCache { stored, ..LayerCache::default() };
         Self { layers: vec![layer; layers], padding: vec![], tokens: 0 }
     }
@@ -58,8 +58,9 @@ impl KeyValueCache {
         tensors.map(|x| (x.shape().num_elements() * x.dtype().size()) as u64).sum()
     }
 
-    /// The layers, for the next tokens.
-    pub(crate) fn layers_mut(&mut self) -> impl Iterator<Item = &mut LayerCache> {
+    /// The layers, for the next tokens of a model of so many layers.
+    pub(crate) fn layers_mut(&mut self, layers: usize) -> impl Iterator<Item = &mut LayerCache> {
+        assert_eq!(self.layers.len(), layers, "the cache of a model is made by it");
         self.layers.iter_mut()
     }
 
@@ -80,29 +81,36 @@ impl LayerCache {
             Some(tail) => zip(tail, new, |tail, new| Tensor::cat(vec![tail, new], 2)),
             None => new,
         };
-        let all: Vec<_> = self.pages.iter().cloned().map(|page| page.map(|x| x.cast(dtype))).collect();
-        let all = all.into_iter().chain([tail.clone()]).map(Vec::from);
-        let [keys, values]: [Vec<Tensor<4>>; 2] =
-            all.fold([vec![], vec![]], |[mut keys, mut values], page| {
-                let mut page = page.into_iter();
-                keys.extend(page.next());
-                values.extend(page.next());
-                [keys, values]
-            });
+        let all = [0, 1].map(|at| {
+            let pages = self.pages.iter().map(|page| page[at].clone().cast(dtype));
+            joined(pages.chain([tail[at].clone()]).collect())
+        });
         self.keep(tail);
-        [keys, values].map(joined)
+        all
     }
 
     /// Stores the whole pages of what does not fill a page yet.
     fn keep(&mut self, tail: [Tensor<4>; 2]) {
-        let tokens = tail[0].dims()[2];
+        let (tokens, dtype) = (tail[0].dims()[2], tail[0].dtype());
         let (whole, rest) = (tokens / PAGE * PAGE, tokens % PAGE);
-        if whole > 0 {
-            let stored = self.stored.unwrap_or(tail[0].dtype());
-            self.pages.push(tail.clone().map(|x| x.narrow(2, 0, whole).cast(stored)));
+        if whole == 0 {
+            self.tail = Some(tail);
+            return;
         }
-        self.tail = (rest > 0).then(|| tail.map(|x| x.narrow(2, whole, rest)));
+        let stored = self.stored.unwrap_or(dtype);
+        let page = |x: Tensor<4>| match x.narrow(2, 0, whole) {
+            page if stored == dtype => copied(page),
+            page => page.cast(stored),
+        };
+        self.pages.push(tail.clone().map(page));
+        self.tail = (rest > 0).then(|| tail.map(|x| copied(x.narrow(2, whole, rest))));
     }
+}
+
+/// In memory of its own: a view would keep all of the tensor that it is a part of.
+fn copied(x: Tensor<4>) -> Tensor<4> {
+    let all = x.dims().map(|size| 0..size);
+    Tensor::zeros(x.shape(), (&x.device(), x.dtype())).slice_assign(all, x)
 }
 
 fn zip<T>([a, b]: [T; 2], [c, d]: [T; 2], f: impl Fn(T, T) -> T) -> [T; 2] {
@@ -139,7 +147,7 @@ pub(crate) fn unseen(
     let mut values = Vec::with_capacity(texts.len() * (end - start) * end);
     for &padding in texts {
         for token in start..end {
-            // Padding sees itself, since a token that sees nothing would have no numbers.
+            // Padding sees itself, so that its numbers are finite on every backend.
             let seen = first(token).max(padding.min(token))..=token;
             values.extend((0..end).map(|key| !seen.contains(&key)));
         }
@@ -183,7 +191,7 @@ mod tests {
             let mut cache = KeyValueCache::new(1, stored);
             let mut end = 0;
             for tokens in [1, 2, 61, 1, 200, 56, 1] {
-                let layer = cache.layers_mut().next().expect("a layer");
+                let layer = cache.layers_mut(1).next().expect("a layer");
                 let new = numbers(end..end + tokens);
                 end += tokens;
                 let [keys, values] = layer.extend([new.clone(), -new]);

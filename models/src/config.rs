@@ -74,6 +74,12 @@ impl DecoderSize {
     pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
         let mut fields = Fields::read(directory.join("config.json"))?;
         let family: String = fields.require("model_type")?;
+        let heads = fields.positive("num_attention_heads")?;
+        // Null means as many as heads of queries; where it is missing, so do Llamas only.
+        let key_heads = match family == "llama" || fields.has("num_key_value_heads") {
+            true => fields.take("num_key_value_heads")?.unwrap_or(heads),
+            false => fields.require("num_key_value_heads")?,
+        };
         let mut biases = Biases::NONE;
         let (mut window, mut normalizes_heads, mut head) = (None, false, fields.take("head_dim")?);
         match family.as_str() {
@@ -83,7 +89,6 @@ impl DecoderSize {
                 biases.feed_forward = fields.take("mlp_bias")?.unwrap_or(false);
             }
             "mistral" => {
-                // The only field of which null means something else than its absence.
                 window = match fields.has("sliding_window") {
                     true => fields.take("sliding_window")?,
                     false => Some(4096),
@@ -103,33 +108,39 @@ impl DecoderSize {
             _ => return Err(fields.unsupported("model_type", family.into())),
         }
         let (theta, stretch) = fields.rotary_positions()?;
-        let heads = fields.positive("num_attention_heads")?;
         let size = Self {
             vocabulary: fields.positive("vocab_size")?,
             width: fields.positive("hidden_size")?,
             hidden: fields.positive("intermediate_size")?,
             heads,
-            key_heads: fields.take("num_key_value_heads")?.unwrap_or(heads),
+            key_heads,
             head,
-            layers: fields.require("num_hidden_layers")?,
+            layers: fields.positive("num_hidden_layers")?,
             length: fields.positive("max_position_embeddings")?,
             window,
             theta,
             stretch,
             biases,
             normalizes_heads,
-            epsilon: fields.take("rms_norm_eps")?.unwrap_or(1e-6),
+            epsilon: fields.real("rms_norm_eps")?.unwrap_or(1e-6),
             tied: fields.take("tie_word_embeddings")?.unwrap_or(false),
         };
         fields.expect("hidden_act", &["silu".into()])?;
         fields.expect("pretraining_tp", &[1.into()])?;
         // Dropout of attention weights, which these models do not have.
         fields.expect("attention_dropout", &[0.0.into(), 0.into()])?;
+        fields.expect("is_causal", &[true.into()])?;
         if size.key_heads == 0 || !heads.is_multiple_of(size.key_heads) {
             return Err(fields.unsupported("num_key_value_heads", size.key_heads.into()));
         }
-        if size.head_width() == 0 || !size.head_width().is_multiple_of(2) {
+        if size.head_width() == 0 || size.head_width() > MOST || !size.head_width().is_multiple_of(2) {
             return Err(fields.unsupported("head_dim", size.head_width().into()));
+        }
+        if size.length.saturating_mul(size.head_width()) > MOST {
+            return Err(fields.unsupported("max_position_embeddings", size.length.into()));
+        }
+        if size.window == Some(0) {
+            return Err(fields.unsupported("sliding_window", 0.into()));
         }
         fields.finish()?;
         Ok(size)
@@ -144,24 +155,32 @@ struct Fields {
     values: Map<String, Value>,
 }
 
-/// Fields that change nothing of what a decoder computes: of tokens, of training, of how it is run in Python, and what `transformers` wrote in
+/// The largest of all sizes, and of the tabulated rotations: what comes from them can be counted in 64 bits.
+const MOST: usize = 1 << 31;
+
+/// Fields that change nothing of what a decoder computes: of tokens, of training, of how it is run elsewhere, and what `transformers` wrote in
 /// all configurations before version 5.
 const WITHOUT_EFFECT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
-    "auto_map",
     "bos_token_id",
+    "chunk_size_feed_forward",
     "diversity_penalty",
     "dtype",
+    "encoder_no_repeat_ngram_size",
     "eos_token_id",
     "finetuning_task",
     "id2label",
     "initializer_range",
+    "is_llama_config", // of SmolLM2
     "label2id",
     "length_penalty",
     "max_length",
+    "min_length",
+    "neftune_noise_alpha",
+    "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
     "num_return_sequences",
@@ -173,6 +192,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "top_k",
     "top_p",
     "torch_dtype",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
     "unsloth_fixed",
@@ -213,15 +233,34 @@ impl Fields {
     }
 
     fn require<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ConfigError> {
-        let missing = ConfigError::Missing { file: self.file.clone(), field: self.named(field) };
+        let missing = self.missing(field);
         self.take(field)?.ok_or(missing)
     }
 
     fn positive(&mut self, field: &str) -> Result<usize, ConfigError> {
         match self.require(field)? {
-            0 => Err(self.unsupported(field, 0.into())),
+            number @ 1..=MOST => Ok(number),
+            number => Err(self.unsupported(field, number.into())),
+        }
+    }
+
+    /// A positive number, also in f32.
+    fn real(&mut self, field: &str) -> Result<Option<f64>, ConfigError> {
+        match self.take::<f64>(field)? {
+            Some(number) if !(number as f32 > 0.0 && (number as f32).is_finite()) => {
+                Err(self.unsupported(field, number.into()))
+            }
             number => Ok(number),
         }
+    }
+
+    fn require_real(&mut self, field: &str) -> Result<f64, ConfigError> {
+        let missing = self.missing(field);
+        self.real(field)?.ok_or(missing)
+    }
+
+    fn missing(&self, field: &str) -> ConfigError {
+        ConfigError::Missing { file: self.file.clone(), field: self.named(field) }
     }
 
     /// If the field is there, it has one of these values.
@@ -255,15 +294,16 @@ impl Fields {
     /// The base of the wavelengths of rotary positions, and how they are stretched: `rope_parameters` as of version 5, before that `rope_theta`
     /// and `rope_scaling`.
     fn rotary_positions(&mut self) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
-        let theta = self.take("rope_theta")?;
+        const USUAL: f64 = 10_000.0;
+        let theta = self.real("rope_theta")?;
         let (mut parameters, theta) = match self.take_fields("rope_parameters")? {
             Some(mut parameters) => {
-                let inner = parameters.take("rope_theta")?;
+                let inner = parameters.real("rope_theta")?;
                 (parameters, inner.or(theta))
             }
             None => match self.take_fields("rope_scaling")? {
                 Some(parameters) => (parameters, theta),
-                None => return Ok((theta.unwrap_or(10_000.0), None)),
+                None => return Ok((theta.unwrap_or(USUAL) as f32, None)),
             },
         };
         let name = if parameters.has("rope_type") { "rope_type" } else { "type" };
@@ -273,17 +313,22 @@ impl Fields {
         parameters.expect("partial_rotary_factor", &[1.0.into(), 1.into()])?;
         let stretch = match kind.as_str() {
             "default" => None,
-            "linear" => Some(RotaryStretch::linear(parameters.require("factor")?)),
-            "llama3" => Some(RotaryStretch {
-                factor: parameters.require("factor")?,
-                low: parameters.require("low_freq_factor")?,
-                high: parameters.require("high_freq_factor")?,
-                original_length: parameters.require("original_max_position_embeddings")?,
-            }),
+            "linear" => Some(RotaryStretch::linear(parameters.require_real("factor")?)),
+            "llama3" => {
+                let factor = parameters.require_real("factor")?;
+                let [low, high] =
+                    ["low_freq_factor", "high_freq_factor"].map(|field| parameters.require_real(field));
+                let (low, high) = (low?, high?);
+                if low >= high {
+                    return Err(parameters.unsupported("high_freq_factor", high.into()));
+                }
+                let original_length = parameters.require_real("original_max_position_embeddings")?;
+                Some(RotaryStretch { factor, low, high, original_length })
+            }
             _ => return Err(parameters.unsupported(name, kind.into())),
         };
         parameters.finish()?;
-        Ok((theta.unwrap_or(10_000.0), stretch))
+        Ok((theta.unwrap_or(USUAL) as f32, stretch))
     }
 
     /// Nothing is left that may have an effect. Null, false and what is empty ask for nothing.
@@ -354,13 +399,18 @@ mod tests {
             size(json!({"attention_bias": true, "mlp_bias": true})),
             Ok(DecoderSize { biases, ..llama })
         );
-        let mistral = |window| Ok(DecoderSize { window, ..llama });
-        assert_eq!(size(json!({"model_type": "mistral"})), mistral(Some(4096)));
-        assert_eq!(size(json!({"model_type": "mistral", "sliding_window": null})), mistral(None));
+        let mistral = |window| Ok(DecoderSize { window, key_heads: 2, ..llama });
+        assert_eq!(size(json!({"model_type": "mistral", "num_key_value_heads": 2})), mistral(Some(4096)));
+        let changes = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": null});
+        assert_eq!(size(changes), mistral(None));
         let inputs = Biases { inputs: true, ..Biases::NONE };
-        let unused = json!({"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 8, "max_window_layers": 1});
+        let unused = json!({
+            "model_type": "qwen2", "num_key_value_heads": null, "use_sliding_window": false, "sliding_window": 8,
+            "max_window_layers": 1
+        });
         assert_eq!(size(unused), Ok(DecoderSize { biases: inputs, ..llama }));
-        let qwen3 = json!({"model_type": "qwen3", "layer_types": ["full_attention", "full_attention"]});
+        let layers = ["full_attention", "full_attention"];
+        let qwen3 = json!({"model_type": "qwen3", "num_key_value_heads": 6, "layer_types": layers});
         assert_eq!(size(qwen3), Ok(DecoderSize { head: Some(128), normalizes_heads: true, ..llama }));
     }
 
@@ -408,8 +458,26 @@ mod tests {
                 "rope_scaling.finetuned is true, which is not supported",
             ),
             (
-                json!({"model_type": "qwen2", "use_sliding_window": true}),
+                json!({"model_type": "qwen2", "num_key_value_heads": 6, "use_sliding_window": true}),
                 "use_sliding_window is true, which is not supported",
+            ),
+            (json!({"model_type": "qwen3"}), "there is no num_key_value_heads"),
+            (json!({"vocab_size": 1u64 << 40}), "vocab_size is 1099511627776, which is not supported"),
+            (json!({"rms_norm_eps": 0}), "rms_norm_eps is 0.0, which is not supported"),
+            (json!({"rope_theta": -1}), "rope_theta is -1.0, which is not supported"),
+            (json!({"rope_theta": 1e300}), "rope_theta is 1e+300, which is not supported"),
+            (
+                json!({"model_type": "mistral", "num_key_value_heads": 6, "sliding_window": 0}),
+                "sliding_window is 0, which is not supported",
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}),
+                "rope_scaling.factor is 0.0, which is not supported",
+            ),
+            (json!({"is_causal": false}), "is_causal is false, which is not supported"),
+            (
+                json!({"auto_map": {"AutoModel": "x"}}),
+                r#"auto_map is {"AutoModel":"x"}, which is not supported"#,
             ),
             (json!({"logit_softcap": 30.0}), "logit_softcap is 30.0, which is not supported"),
         ] {

@@ -118,6 +118,7 @@ pub struct Llama {
     norm: RmsNorm,
     /// `None` if the head is the embedding.
     head: Option<Linear>,
+    vocabulary: usize,
     head_width: usize,
     window: Option<usize>,
 }
@@ -170,6 +171,7 @@ impl Decoder for Llama {
             blocks: (0..size.layers).map(|_| Block::new(size, device)).collect(),
             norm: norm(size, size.width, device),
             head: (!size.tied).then(|| linear_layer(size.width, size.vocabulary, false, device)),
+            vocabulary: size.vocabulary,
             head_width,
             window: size.window,
         }

@@ -1,16 +1,17 @@
 // What only a model of burn-memsave's layers can do: weights as they lie in a directory of Hugging Face, and tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, lazy_load};
+use crate::hugging_face::{LoadError, load_from, open};
 use burn::tensor::DType;
-use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFile};
 use std::path::Path;
 
 impl Llama {
     /// The model in a directory of Hugging Face: the size in its `config.json`, and its weights, which stay in their file as far as the options
     /// say.
     ///
-    /// Rotations are tabulated for the longest sequence that the configuration allows. [`load`](Self::load) takes another size.
+    /// Rotations are tabulated for the longest sequence that the configuration allows, which takes 64 MiB for Llama 3.2 1B. With another
+    /// [length](DecoderSize::with_length), [`load`](Self::load) takes less.
     ///
     /// ```no_run
     /// use burn::tensor::Device;
@@ -38,7 +39,8 @@ impl Llama {
 
     /// A model of this size with the weights in a directory of Hugging Face, or in a file of one.
     ///
-    /// Heads are rotated as in Hugging Face, so that no weight is reordered when it is read.
+    /// Heads are rotated as in Hugging Face, so that no weight is reordered when it is read. If the head is the embedding, and the file has a
+    /// head all the same, both are compared; a head with other numbers is used, as `transformers` does.
     ///
     /// # Errors
     ///
@@ -49,13 +51,54 @@ impl Llama {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
-        let mut model = Self::new(size, device);
-        model.blocks.iter_mut().for_each(|block| block.attention.halves = true);
-        lazy_load(model, path, options)
+        let new = |size: &DecoderSize| {
+            let mut model = Self::new(size, device);
+            model.blocks.iter_mut().for_each(|block| block.attention.halves = true);
+            model
+        };
+        let model = new(size);
+        let file = open(&model, path)?;
+        match size.tied && file.tensors().any(|tensor| tensor.name == HEAD) {
+            true if !Tables::are_equal(size, &file, device)? => {
+                load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[])
+            }
+            is_twice => load_from(model, &file, options, if is_twice { &[HEAD] } else { &[] }),
+        }
+    }
+}
+
+/// The weight of a head that is not the embedding.
+const HEAD: &str = "head.weight";
+
+/// The embedding, and a head.
+#[derive(Module, Debug)]
+struct Tables {
+    words: Embedding,
+    head: Embedding,
+}
+
+impl Tables {
+    /// Whether both have the same numbers in a file. Some rows are read at a time.
+    fn are_equal(size: &DecoderSize, file: &WeightFile, device: &Device) -> Result<bool, LazyError> {
+        const ROWS: usize = 1 << 10;
+        let device = device.clone().without_autodiff();
+        let table = || EmbeddingConfig::new(size.vocabulary, size.width).init(&device);
+        let tables = Self { words: table(), head: table() };
+        let options = LazyOptions::new().with_min_bytes(0).with_prefetch(0);
+        let (Self { words, head }, _) = tables.lazy_load(file, &options)?;
+        Ok((0..size.vocabulary).step_by(ROWS).all(|first| {
+            let rows = first as i64..(first + ROWS).min(size.vocabulary) as i64;
+            let rows = Tensor::<1, Int>::arange(rows, &device).unsqueeze::<2>();
+            words.forward(rows.clone()).into_data() == head.forward(rows).into_data()
+        }))
     }
 }
 
 impl Generate for Llama {
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
     fn length(&self) -> usize {
         self.rotary.freq_complex.dims()[0]
     }
@@ -68,17 +111,23 @@ impl Generate for Llama {
         KeyValueCache::new(self.blocks.len(), stored)
     }
 
-    /// One layer after the other computes all parts, so that its weights are read once.
+    /// One block after the other computes all parts, so that its weights are read once if the budget holds a block.
     fn next_logits(&self, tokens: Tensor<2, Int>, at_once: usize, cache: &mut KeyValueCache) -> Tensor<2> {
         let ([_, length], device) = (tokens.dims(), tokens.device());
+        assert!(length > 0 && at_once > 0, "some tokens, and some at once");
         let (start, padding) = (cache.tokens(), cache.padding().to_vec());
+        let unseen = |first: usize, count: usize| {
+            let first = start + first;
+            unseen([first, first + count], self.window, &padding, &device)
+        };
+        // The masks of several parts together may be large.
+        let of_all = if length <= at_once { unseen(0, length) } else { None };
         let mut x = self.words.forward(tokens);
-        for (block, before) in self.blocks.iter().zip(cache.layers_mut()) {
+        for (block, before) in self.blocks.iter().zip(cache.layers_mut(self.blocks.len())) {
             let parts = (0..length).step_by(at_once).map(|first| {
                 let count = at_once.min(length - first);
-                let [first_token, end] = [start + first, start + first + count];
-                let unseen = unseen([first_token, end], self.window, &padding, &device);
-                let part = Part { start: first_token, unseen, before: Some(&mut *before) };
+                let unseen = if count == length { of_all.clone() } else { unseen(first, count) };
+                let part = Part { start: start + first, unseen, before: Some(&mut *before) };
                 block.forward(x.clone().narrow(1, first, count), &self.rotary, part)
             });
             x = Tensor::cat(parts.collect(), 1);

@@ -6,6 +6,9 @@ use rand::{RngExt, SeedableRng};
 
 /// A model that predicts the next token of a text.
 pub trait Generate {
+    /// The number of different tokens.
+    fn vocabulary(&self) -> usize;
+
     /// The longest text, in tokens.
     fn length(&self) -> usize;
 
@@ -17,6 +20,10 @@ pub trait Generate {
 
     /// Logits `[batch, vocabulary]` of what follows `tokens`, `[batch, length]`, which follow those in the cache and go there, too. No layer
     /// computes more than `at_once` tokens of each text at a time.
+    ///
+    /// # Panics
+    ///
+    /// If there are no tokens, or `at_once` is 0, or if another model made the cache.
     fn next_logits(&self, tokens: Tensor<2, Int>, at_once: usize, cache: &mut KeyValueCache) -> Tensor<2>;
 }
 
@@ -57,8 +64,8 @@ impl GenerateOptions {
         Self { sampling: Some(sampling), ..self }
     }
 
-    /// So many tokens of a prompt are computed at a time; 1 if it is 0. What a layer needs for its own grows with this, not with the length of
-    /// the prompt.
+    /// So many tokens of a prompt are computed at a time; 1 if it is 0. The largest tensors of a layer grow with this number. Those that grow
+    /// with the prompt are its features, three times, and the keys and values of one layer.
     pub fn with_tokens_at_once(self, tokens: usize) -> Self {
         Self { at_once: tokens.max(1), ..self }
     }
@@ -107,6 +114,19 @@ pub enum GenerateError {
         /// Its number, from 0.
         prompt: usize,
     },
+    /// A prompt with a token that the model does not have.
+    #[error("prompt {prompt} has the token {token}, and the model has {vocabulary} tokens")]
+    UnknownToken {
+        /// Its number, from 0.
+        prompt: usize,
+        /// The token.
+        token: u32,
+        /// The model's number of tokens.
+        vocabulary: usize,
+    },
+    /// A cache in a dtype that has no fractions.
+    #[error("keys and values cannot be stored in {0:?}")]
+    CacheDtype(DType),
     /// Texts would be longer than the model's longest.
     #[error(
         "a prompt of {prompt} tokens and {more} more are too long for a model of at most {length} tokens"
@@ -149,10 +169,10 @@ pub fn generate(
     check(model, prompts, options)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let padding: Vec<usize> = prompts.iter().map(|prompt| longest - prompt.len()).collect();
-    let padded = prompts
-        .iter()
-        .zip(&padding)
-        .flat_map(|(prompt, &padding)| core::iter::repeat_n(0, padding).chain(prompt.iter().copied()));
+    // With tokens of the prompt, since the features of others may be too large for half precision.
+    let padded = prompts.iter().zip(&padding).flat_map(|(prompt, &padding)| {
+        core::iter::repeat_n(prompt[0], padding).chain(prompt.iter().copied())
+    });
     let mut next: Vec<u32> = padded.collect();
     let mut texts = vec![vec![]; prompts.len()];
     let mut cache = model.cache(options.stored).with_padding(padding);
@@ -197,8 +217,17 @@ fn check(
     let (prompt, more) = (prompts.iter().map(Vec::len).max().unwrap_or(0), options.most);
     let length = model.length();
     // The last token is not computed on.
-    if (prompt + more).saturating_sub(1) > length {
+    if prompt.saturating_add(more).saturating_sub(1) > length {
         return Err(GenerateError::TooLong { prompt, more, length });
+    }
+    let vocabulary = model.vocabulary();
+    for (prompt, tokens) in prompts.iter().enumerate() {
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(GenerateError::UnknownToken { prompt, token, vocabulary });
+        }
+    }
+    if let Some(dtype) = options.stored.filter(|dtype| !dtype.is_float()) {
+        return Err(GenerateError::CacheDtype(dtype));
     }
     if model.device().is_autodiff() {
         return Err(GenerateError::Tracked);

@@ -80,9 +80,25 @@ pub fn lazy_load<M: HuggingFace>(
     path: impl AsRef<Path>,
     options: &LazyOptions,
 ) -> Result<(M, LazyReport), LoadError> {
-    let file = WeightFile::open(path)?.with_key_remappings(M::NAMES)?.with_adapter(model.adapter());
-    let (model, report) = model.lazy_load(&file, &options.clone().with_allow_partial(true))?;
-    let unused: Vec<_> = report.unused.iter().filter(|name| !name.starts_with("unused.")).cloned().collect();
+    let file = open(&model, path)?;
+    load_from(model, &file, options, &[])
+}
+
+/// A file whose tensors have the names, and become the parameters, of a network.
+pub(crate) fn open<M: HuggingFace>(model: &M, path: impl AsRef<Path>) -> Result<WeightFile, LazyError> {
+    Ok(WeightFile::open(path)?.with_key_remappings(M::NAMES)?.with_adapter(model.adapter()))
+}
+
+/// [`lazy_load`] from an open file, in which these tensors may be left over.
+pub(crate) fn load_from<M: HuggingFace>(
+    model: M,
+    file: &WeightFile,
+    options: &LazyOptions,
+    left_over: &[&str],
+) -> Result<(M, LazyReport), LoadError> {
+    let (model, report) = model.lazy_load(file, &options.clone().with_allow_partial(true))?;
+    let is_left_over = |name: &str| name.starts_with("unused.") || left_over.contains(&name);
+    let unused: Vec<_> = report.unused.iter().filter(|name| !is_left_over(name)).cloned().collect();
     match report.missing.is_empty() && unused.is_empty() {
         true => Ok((model, report)),
         false => Err(LoadError::Names { file: file.path().to_path_buf(), missing: report.missing, unused }),

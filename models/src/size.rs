@@ -202,8 +202,8 @@ pub struct RotaryStretch {
 impl RotaryStretch {
     /// All wavelengths alike: `rope_type` `linear`.
     pub const fn linear(factor: f64) -> Self {
-        // No wavelength fits as often as that.
-        Self { factor, low: 1e30, high: 2e30, original_length: 1.0 }
+        // No wavelength fits into nothing, so all of them are long.
+        Self { factor, low: 1.0, high: 2.0, original_length: 0.0 }
     }
 }
 
@@ -216,15 +216,20 @@ impl DecoderSize {
         }
     }
 
-    /// The bytes of keys and values of so many texts of this length, where whole [pages](crate::KeyValueCache) are stored in one dtype, and the
-    /// model computes in another.
+    /// The most bytes of keys and values of so many texts of up to this length, where whole [pages](crate::KeyValueCache) are stored in one
+    /// dtype, and the model computes in another.
     pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
-        let tail = length % PAGE;
-        let bytes = (length - tail) * stored.size() + tail * computed.size();
-        2 * self.layers as u64 * (self.key_heads * self.head_width()) as u64 * (texts * bytes) as u64
+        let bytes = |length: usize| {
+            let tail = length % PAGE;
+            (length - tail) * stored.size() + tail * computed.size()
+        };
+        // Those of a page that is not complete may be more than those of one that is.
+        let most = bytes(length).max(bytes((length / PAGE * PAGE).saturating_sub(1)));
+        let features = 2 * self.layers * self.key_heads * self.head_width();
+        (features as u64).saturating_mul(texts as u64).saturating_mul(most as u64)
     }
 
-    /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each pair of features of a head.
+    /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each feature of a head.
     pub const fn with_length(self, length: usize) -> Self {
         Self { length, ..self }
     }
@@ -248,7 +253,7 @@ impl DecoderSize {
         tied: true,
     };
 
-    /// Mistral 7B, version 0.1, for sequences within its window.
+    /// Mistral 7B, version 0.1, for sequences as long as its window.
     pub const MISTRAL_7B: Self = Self {
         vocabulary: 32_000,
         width: 4096,

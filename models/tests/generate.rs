@@ -1,7 +1,7 @@
 //! What is generated is what Python's `transformers` generates: with a cache, several prompts at once, and prompts in parts.
 #![recursion_limit = "256"]
-use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave_models::memsave::decoder::Llama;
 use burn_memsave_models::{
@@ -10,6 +10,7 @@ use burn_memsave_models::{
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod python;
 
@@ -74,8 +75,25 @@ fn texts_are_those_of_transformers() {
     }
 }
 
-/// Small decoders of all kinds, with weights that are not 1 or 0 in norms and biases either.
+/// All weights are drawn from one generator.
+fn generator() -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Draws all weights at once, so that norms and biases are not 1 or 0 either.
+struct Shake;
+
+impl ModuleMapper for Shake {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.clone() + value.random_like(Distribution::Normal(0.0, 0.2)))
+    }
+}
+
+/// Small decoders of all kinds, the same in every run.
 fn decoders() -> Vec<Llama> {
+    let _generator = generator();
+    Device::flex().seed(7);
     let llama = DecoderSize::LLAMA_3_2_1B.tiny().with_length(128);
     let biases = Biases { inputs: true, output: true, feed_forward: true };
     let sizes = [
@@ -83,7 +101,7 @@ fn decoders() -> Vec<Llama> {
         DecoderSize { window: Some(5), tied: false, ..llama },
         DecoderSize { head: Some(6), biases, normalizes_heads: true, ..llama },
     ];
-    sizes.map(|size| Llama::new(&size, &Device::flex())).into()
+    sizes.map(|size| Llama::new(&size, &Device::flex()).map(&mut Shake)).into()
 }
 
 /// With a cache or without, alone or with others, at once or in parts.
@@ -171,6 +189,9 @@ fn what_cannot_be_generated() {
         generate(model, prompts, &options, |_, _| ()).unwrap_err().to_string()
     };
     assert_eq!(refused(&[vec![1], vec![]], GenerateOptions::new(1)), "prompt 1 has no tokens");
+    assert!(refused(&[vec![1], vec![3, 50]], GenerateOptions::new(1)).contains("prompt 1 has the token 50"));
+    assert!(refused(&[vec![1]], GenerateOptions::new(usize::MAX)).contains("too long"));
+    assert!(refused(&[vec![1]], GenerateOptions::new(1).with_cache_dtype(DType::I32)).contains("I32"));
     let long = [vec![1; 100]];
     assert!(refused(&long, GenerateOptions::new(30)).contains("100 tokens and 30 more"));
     assert!(generate(model, &long, &GenerateOptions::new(29), |_, _| ()).is_ok());
@@ -181,6 +202,7 @@ fn what_cannot_be_generated() {
     ] {
         assert_eq!(refused(&[vec![1]], GenerateOptions::new(1).with_sampling(sampling)), expected);
     }
+    let _generator = generator();
     let tracked = Llama::new(&DecoderSize::LLAMA_3_2_1B.tiny(), &Device::flex().autodiff());
     let result = generate(&tracked, &[vec![1]], &GenerateOptions::new(1), |_, _| ());
     assert!(matches!(result, Err(GenerateError::Tracked)));
