@@ -93,7 +93,7 @@ fn adapters_of_peft_travel_both_ways() {
     let Some(python) = python::with(&["torch", "transformers", "safetensors", "peft"]) else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
-    python::run(&python, "peft.py", &["theirs"], path);
+    python::run(&python, "adapters.py", &["theirs"], path);
     let logits =
         |model: &memsave::gpt2::Gpt2, expected: &Expected| model.logits(expected.tokens("input_ids"));
     travel(
@@ -119,7 +119,7 @@ fn adapters_of_peft_travel_both_ways() {
         model.logits(expected.tokens("input_ids"), expected.tokens("decoder_input_ids"))
     };
     travel(&path.join("t5"), "SEQ_2_SEQ_LM", |device| memsave::t5::T5::new(&T5Size::TINY, device), logits);
-    python::run(&python, "peft.py", &["ours"], path);
+    python::run(&python, "adapters.py", &["ours"], path);
 }
 
 /// Loads all adapters of a network in `path`, compares what they compute, and saves them again beside one of our own.
