@@ -74,7 +74,7 @@ impl HuggingFace for Bert {
         (r"\.output\.LayerNorm\.", ".norm_2."),
     ];
 
-    fn module_name(path: &str) -> String {
+    fn module_name(&self, path: &str) -> String {
         let here_and_there = [
             ("words", "embeddings.word_embeddings"),
             (".norm_1", ".attention.output.LayerNorm"),

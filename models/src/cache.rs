@@ -148,8 +148,10 @@ pub(crate) fn unseen(
     for &padding in texts {
         for token in start..end {
             // Padding sees itself, so that its numbers are finite on every backend.
-            let seen = first(token).max(padding.min(token))..=token;
-            values.extend((0..end).map(|key| !seen.contains(&key)));
+            let seen = first(token).max(padding.min(token));
+            for (is_unseen, keys) in [(true, seen), (false, token + 1 - seen), (true, end - token - 1)] {
+                values.resize(values.len() + keys, is_unseen);
+            }
         }
     }
     let data = TensorData::new(values, [texts.len(), 1, end - start, end]);

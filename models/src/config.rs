@@ -1,5 +1,5 @@
 //! Reads `config.json` as `transformers` writes it. What a configuration asks for and is not there is an error by name.
-use crate::{Biases, DecoderSize, RotaryStretch};
+use crate::{Biases, DecoderSize, Gemma, RotaryStretch, Window};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fs;
@@ -47,10 +47,11 @@ pub enum ConfigError {
 }
 
 impl DecoderSize {
-    /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Qwen2 or Qwen3.
+    /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 or the
+    /// text model of Gemma 3.
     ///
     /// ```
-    /// use burn_memsave_models::DecoderSize;
+    /// use burn_memsave_models::{DecoderSize, Window};
     ///
     /// # let directory = tempfile::tempdir()?;
     /// # let directory = directory.path();
@@ -60,7 +61,7 @@ impl DecoderSize {
     /// }"#;
     /// std::fs::write(directory.join("config.json"), config)?;
     /// let size = DecoderSize::from_directory(directory)?;
-    /// assert_eq!((size.window, size.head_width()), (Some(16), 4));
+    /// assert_eq!((size.window, size.head_width()), (Some(Window::new(16)), 4));
     ///
     /// std::fs::write(directory.join("config.json"), config.replace("64", r#"64, "rope_scaling": {"rope_type": "yarn"}"#))?;
     /// let error = DecoderSize::from_directory(directory).unwrap_err();
@@ -80,52 +81,78 @@ impl DecoderSize {
             true => fields.take("num_key_value_heads")?.unwrap_or(heads),
             false => fields.require("num_key_value_heads")?,
         };
-        let mut biases = Biases::NONE;
-        let (mut window, mut normalizes_heads, mut head) = (None, false, fields.take("head_dim")?);
-        match family.as_str() {
-            "llama" => {
-                biases.inputs = fields.take("attention_bias")?.unwrap_or(false);
-                biases.output = biases.inputs;
-                biases.feed_forward = fields.take("mlp_bias")?.unwrap_or(false);
-            }
-            "mistral" => {
-                window = match fields.has("sliding_window") {
-                    true => fields.take("sliding_window")?,
-                    false => Some(4096),
-                };
-            }
-            "qwen2" => {
-                biases.inputs = true;
-                fields.without_windows()?;
-            }
-            "qwen3" => {
-                biases.inputs = fields.take("attention_bias")?.unwrap_or(false);
-                biases.output = biases.inputs;
-                head = head.or(Some(128));
-                normalizes_heads = true;
-                fields.without_windows()?;
-            }
-            _ => return Err(fields.unsupported("model_type", family.into())),
-        }
-        let (theta, stretch) = fields.rotary_positions()?;
-        let size = Self {
+        let is_gemma = family.starts_with("gemma");
+        let mut size = Self {
             vocabulary: fields.positive("vocab_size")?,
             width: fields.positive("hidden_size")?,
             hidden: fields.positive("intermediate_size")?,
             heads,
             key_heads,
-            head,
+            head: fields.take("head_dim")?,
             layers: fields.positive("num_hidden_layers")?,
             length: fields.positive("max_position_embeddings")?,
-            window,
-            theta,
-            stretch,
-            biases,
-            normalizes_heads,
+            window: None,
+            theta: 10_000.0,
+            stretch: None,
+            biases: Biases::NONE,
+            normalizes_heads: false,
             epsilon: fields.real("rms_norm_eps")?.unwrap_or(1e-6),
-            tied: fields.take("tie_word_embeddings")?.unwrap_or(false),
+            tied: fields.take("tie_word_embeddings")?.unwrap_or(is_gemma),
+            gemma: is_gemma.then(Gemma::default),
         };
-        fields.expect("hidden_act", &["silu".into()])?;
+        match family.as_str() {
+            "llama" => {
+                size.biases = fields.biases()?;
+                size.biases.feed_forward = fields.take("mlp_bias")?.unwrap_or(false);
+            }
+            "mistral" => size.window = fields.with_default("sliding_window", 4096)?.map(Window::new),
+            "qwen2" => {
+                size.biases.inputs = true;
+                fields.without_windows()?;
+            }
+            "qwen3" => {
+                size.biases = fields.biases()?;
+                size.head = size.head.or(Some(128));
+                size.normalizes_heads = true;
+                fields.without_windows()?;
+            }
+            "gemma" => {
+                size.biases = fields.biases()?;
+                size.head = size.head.or(Some(256));
+            }
+            "gemma2" | "gemma3_text" => {
+                size.biases = fields.biases()?;
+                size.head = size.head.or(Some(256));
+                size.normalizes_heads = family == "gemma3_text";
+                let softcaps = if size.normalizes_heads { [None; 2] } else { [Some(50.0), Some(30.0)] };
+                let scalar = fields.real("query_pre_attn_scalar")?.unwrap_or(256.0);
+                size.gemma = Some(Gemma {
+                    normalizes_outputs: true,
+                    attention_scale: Some(scalar.sqrt().recip()),
+                    attention_softcap: fields.softcap("attn_logit_softcapping", softcaps[0])?,
+                    logit_softcap: fields.softcap("final_logit_softcapping", softcaps[1])?,
+                });
+                let every = match size.normalizes_heads {
+                    true => fields.window_pattern()?,
+                    false => 2,
+                };
+                let tokens = fields.with_default("sliding_window", 4096)?;
+                size.window = tokens.map(|tokens| Window { full_every: Some(every), ..Window::new(tokens) });
+                fields.layers_with_windows(&size)?;
+            }
+            _ => return Err(fields.unsupported("model_type", family.into())),
+        }
+        if family == "gemma3_text" {
+            let (theta, stretch, of_windows) = fields.rotary_positions_of_both()?;
+            (size.theta, size.stretch) = (theta, stretch);
+            size.window.iter_mut().for_each(|window| window.theta = Some(of_windows));
+        } else {
+            (size.theta, size.stretch) = fields.rotary_positions()?;
+        }
+        let activations = if is_gemma { &["gelu_pytorch_tanh", "gelu"][..] } else { &["silu"] };
+        let activations: Vec<Value> = activations.iter().map(|&name| name.into()).collect();
+        fields.expect("hidden_act", &activations)?;
+        fields.expect("hidden_activation", &activations[..1])?;
         fields.expect("pretraining_tp", &[1.into()])?;
         // Dropout of attention weights, which these models do not have.
         fields.expect("attention_dropout", &[0.0.into(), 0.into()])?;
@@ -139,7 +166,7 @@ impl DecoderSize {
         if size.length.saturating_mul(size.head_width()) > MOST {
             return Err(fields.unsupported("max_position_embeddings", size.length.into()));
         }
-        if size.window == Some(0) {
+        if size.window.is_some_and(|window| window.tokens == 0) {
             return Err(fields.unsupported("sliding_window", 0.into()));
         }
         fields.finish()?;
@@ -166,6 +193,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "_name_or_path",
     "architectures",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "diversity_penalty",
     "dtype",
@@ -278,6 +306,48 @@ impl Fields {
         Ok(values.map(|values| Self { file: self.file.clone(), within, values }))
     }
 
+    /// A field that has a value where it is missing, and where null means none.
+    fn with_default(&mut self, field: &str, value: usize) -> Result<Option<usize>, ConfigError> {
+        if self.has(field) { self.take(field) } else { Ok(Some(value)) }
+    }
+
+    /// The same for a softcap.
+    fn softcap(&mut self, field: &str, value: Option<f64>) -> Result<Option<f64>, ConfigError> {
+        if self.has(field) { self.real(field) } else { Ok(value) }
+    }
+
+    /// Those of all dense layers of an attention, or none.
+    fn biases(&mut self) -> Result<Biases, ConfigError> {
+        let inputs = self.take("attention_bias")?.unwrap_or(false);
+        Ok(Biases { inputs, output: inputs, feed_forward: false })
+    }
+
+    /// Every so many layers, one sees all tokens: of Gemma 3.
+    fn window_pattern(&mut self) -> Result<usize, ConfigError> {
+        let mut every = 6;
+        for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
+            if self.has(name) {
+                every = self.positive(name)?;
+            }
+        }
+        Ok(every)
+    }
+
+    /// If the layers are named one by one, they are those that have the window.
+    fn layers_with_windows(&mut self, size: &DecoderSize) -> Result<(), ConfigError> {
+        let Some(layers) = self.take::<Vec<String>>("layer_types")? else { return Ok(()) };
+        let kind = |layer: usize| match size.window {
+            Some(window) if window.is_of(layer) => "sliding_attention",
+            _ => "full_attention",
+        };
+        match layers.len() == size.layers
+            && layers.iter().enumerate().all(|(layer, name)| *name == kind(layer))
+        {
+            true => Ok(()),
+            false => Err(self.unsupported("layer_types", layers.into())),
+        }
+    }
+
     /// Every layer sees all tokens: Qwen's configurations name a window, and say that it is not used.
     fn without_windows(&mut self) -> Result<(), ConfigError> {
         self.expect("use_sliding_window", &[false.into()])?;
@@ -291,12 +361,41 @@ impl Fields {
         }
     }
 
+    /// [`rotary_positions`](Self::rotary_positions) of layers that see all tokens, and the base in those with a window: of Gemma 3.
+    fn rotary_positions_of_both(&mut self) -> Result<(f32, Option<RotaryStretch>, f32), ConfigError> {
+        const FULL: f64 = 1e6;
+        const WINDOW: f64 = 1e4;
+        let Some(mut both) = self.take_fields("rope_parameters")? else {
+            let of_windows = self.real("rope_local_base_freq")?.unwrap_or(WINDOW);
+            let theta = self.real("rope_theta")?.unwrap_or(FULL);
+            self.values.insert("rope_theta".into(), theta.into());
+            let (theta, stretch) = self.rotary_positions()?;
+            return Ok((theta, stretch, of_windows as f32));
+        };
+        let mut of = |kind: &str, usual: f64| {
+            let mut parameters = match both.take_fields(kind)? {
+                Some(parameters) => parameters,
+                None => return Ok((usual as f32, None)),
+            };
+            let theta = parameters.real("rope_theta")?.unwrap_or(usual);
+            let stretch = parameters.stretch()?;
+            Ok((theta as f32, stretch))
+        };
+        let ((theta, stretch), (of_windows, none)) =
+            (of("full_attention", FULL)?, of("sliding_attention", WINDOW)?);
+        if none.is_some() {
+            return Err(both.unsupported("sliding_attention", "stretched".into()));
+        }
+        both.finish()?;
+        Ok((theta, stretch, of_windows))
+    }
+
     /// The base of the wavelengths of rotary positions, and how they are stretched: `rope_parameters` as of version 5, before that `rope_theta`
     /// and `rope_scaling`.
     fn rotary_positions(&mut self) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
         const USUAL: f64 = 10_000.0;
         let theta = self.real("rope_theta")?;
-        let (mut parameters, theta) = match self.take_fields("rope_parameters")? {
+        let (parameters, theta) = match self.take_fields("rope_parameters")? {
             Some(mut parameters) => {
                 let inner = parameters.real("rope_theta")?;
                 (parameters, inner.or(theta))
@@ -306,29 +405,35 @@ impl Fields {
                 None => return Ok((theta.unwrap_or(USUAL) as f32, None)),
             },
         };
-        let name = if parameters.has("rope_type") { "rope_type" } else { "type" };
-        let kind: Option<String> = parameters.take(name)?;
+        let stretch = parameters.stretch()?;
+        Ok((theta.unwrap_or(USUAL) as f32, stretch))
+    }
+
+    /// How wavelengths are stretched, by the fields that say so and no others.
+    fn stretch(mut self) -> Result<Option<RotaryStretch>, ConfigError> {
+        let name = if self.has("rope_type") { "rope_type" } else { "type" };
+        let kind: Option<String> = self.take(name)?;
         let kind = kind.unwrap_or("default".into());
-        parameters.expect("type", &[kind.clone().into()])?; // both, with the same name
-        parameters.expect("partial_rotary_factor", &[1.0.into(), 1.into()])?;
+        self.expect("type", &[kind.clone().into()])?; // both, with the same name
+        self.expect("partial_rotary_factor", &[1.0.into(), 1.into()])?;
         let stretch = match kind.as_str() {
             "default" => None,
-            "linear" => Some(RotaryStretch::linear(parameters.require_real("factor")?)),
+            "linear" => Some(RotaryStretch::linear(self.require_real("factor")?)),
             "llama3" => {
-                let factor = parameters.require_real("factor")?;
+                let factor = self.require_real("factor")?;
                 let [low, high] =
-                    ["low_freq_factor", "high_freq_factor"].map(|field| parameters.require_real(field));
+                    ["low_freq_factor", "high_freq_factor"].map(|field| self.require_real(field));
                 let (low, high) = (low?, high?);
                 if low >= high {
-                    return Err(parameters.unsupported("high_freq_factor", high.into()));
+                    return Err(self.unsupported("high_freq_factor", high.into()));
                 }
-                let original_length = parameters.require_real("original_max_position_embeddings")?;
+                let original_length = self.require_real("original_max_position_embeddings")?;
                 Some(RotaryStretch { factor, low, high, original_length })
             }
-            _ => return Err(parameters.unsupported(name, kind.into())),
+            _ => return Err(self.unsupported(name, kind.into())),
         };
-        parameters.finish()?;
-        Ok((theta.unwrap_or(USUAL) as f32, stretch))
+        self.finish()?;
+        Ok(stretch)
     }
 
     /// Nothing is left that may have an effect. Null, false and what is empty ask for nothing.
@@ -389,6 +494,7 @@ mod tests {
             normalizes_heads: false,
             epsilon: 1e-6,
             tied: false,
+            gemma: None,
         };
         assert_eq!(size(json!({})), Ok(llama));
         let changes = json!({"num_key_value_heads": 3, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "head_dim": 6});
@@ -400,7 +506,10 @@ mod tests {
             Ok(DecoderSize { biases, ..llama })
         );
         let mistral = |window| Ok(DecoderSize { window, key_heads: 2, ..llama });
-        assert_eq!(size(json!({"model_type": "mistral", "num_key_value_heads": 2})), mistral(Some(4096)));
+        assert_eq!(
+            size(json!({"model_type": "mistral", "num_key_value_heads": 2})),
+            mistral(Some(Window::new(4096)))
+        );
         let changes = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": null});
         assert_eq!(size(changes), mistral(None));
         let inputs = Biases { inputs: true, ..Biases::NONE };
@@ -412,6 +521,58 @@ mod tests {
         let layers = ["full_attention", "full_attention"];
         let qwen3 = json!({"model_type": "qwen3", "num_key_value_heads": 6, "layer_types": layers});
         assert_eq!(size(qwen3), Ok(DecoderSize { head: Some(128), normalizes_heads: true, ..llama }));
+    }
+
+    #[test]
+    fn gemmas_have_options_of_their_own() {
+        let of = |changes: Value| {
+            let mut gemma = json!({"num_key_value_heads": 6, "hidden_act": "gelu_pytorch_tanh"});
+            for (field, value) in changes.as_object().expect("fields") {
+                gemma[field] = value.clone();
+            }
+            size(gemma)
+        };
+        let first = of(json!({"model_type": "gemma", "hidden_act": "gelu"})).expect("a Gemma");
+        assert_eq!((first.head, first.tied, first.gemma), (Some(256), true, Some(Gemma::default())));
+        let second =
+            of(json!({"model_type": "gemma2", "query_pre_attn_scalar": 64, "final_logit_softcapping": null}));
+        let gemma = Gemma {
+            normalizes_outputs: true,
+            attention_scale: Some(0.125),
+            attention_softcap: Some(50.0),
+            logit_softcap: None,
+        };
+        let window = Window { full_every: Some(2), ..Window::new(4096) };
+        let expected = DecoderSize { gemma: Some(gemma), window: Some(window), ..first };
+        assert_eq!(second, Ok(expected));
+        // As versions 4 and 5 of `transformers` write it.
+        let window = Window { full_every: Some(6), theta: Some(100.0), ..Window::new(8) };
+        let gemma = Gemma { attention_softcap: None, attention_scale: Some(1.0 / 16.0), ..gemma };
+        let third = DecoderSize {
+            gemma: Some(gemma),
+            window: Some(window),
+            theta: 1e6,
+            stretch: Some(RotaryStretch::linear(8.0)),
+            normalizes_heads: true,
+            ..first
+        };
+        let linear = json!({"rope_type": "linear", "factor": 8.0});
+        let before = json!({
+            "model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 6, "rope_local_base_freq": 100.0,
+            "rope_theta": 1000000.0, "rope_scaling": linear.clone(), "attn_logit_softcapping": null
+        });
+        assert_eq!(of(before), Ok(third));
+        let mut full = linear;
+        full["rope_theta"] = 1e6.into();
+        let now = json!({
+            "model_type": "gemma3_text", "sliding_window": 8, "layer_types": ["sliding_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+        });
+        assert_eq!(of(now), Ok(third));
+        let other = json!({"model_type": "gemma2", "layer_types": ["full_attention", "sliding_attention"]});
+        assert!(of(other).is_err_and(|error| error.starts_with("layer_types is")));
+        let both_ways = json!({"model_type": "gemma3_text", "use_bidirectional_attention": true});
+        assert_eq!(of(both_ways), Err("use_bidirectional_attention is true, which is not supported".into()));
     }
 
     /// As versions 4 and 5 of `transformers` write them.
@@ -436,7 +597,10 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (changes, expected) in [
-            (json!({"model_type": "gemma2"}), r#"model_type is "gemma2", which is not supported"#),
+            (
+                json!({"model_type": "phi3", "num_key_value_heads": 6}),
+                r#"model_type is "phi3", which is not supported"#,
+            ),
             (json!({"hidden_act": "gelu"}), r#"hidden_act is "gelu", which is not supported"#),
             (json!({"vocab_size": null}), "there is no vocab_size"),
             (json!({"vocab_size": "many"}), r#"vocab_size is "many", which is not supported"#),

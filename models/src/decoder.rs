@@ -1,15 +1,16 @@
-// Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388), written once, with the
-// topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides
+// Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671), Qwen3 (arXiv 2505.09388) and Gemma 1 to 3 (arXiv 2403.08295,
+// 2408.00118, 2503.19786), written once, with the topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides
 // `next_token_loss` and `rotate`.
 use crate::cache::{Part, unseen};
 use crate::hugging_face::{HuggingFace, replaced};
-use crate::{Decoder, DecoderSize, RotaryStretch};
-use burn::module::Module;
+use crate::{Decoder, DecoderSize, Gemma, RotaryStretch, Window};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
 use burn_memsave::lazy::{RowOrder, RowOrders};
 use burn_memsave::plan;
 use core::f64::consts::PI;
-use nn::activation::{SwiGlu, SwiGluConfig};
+use nn::activation::{Gelu, SwiGlu, SwiGluConfig};
+use nn::loss::CrossEntropyLossConfig;
 use nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding,
     RotaryEncodingConfig,
@@ -21,6 +22,15 @@ fn linear_layer(input: usize, output: usize, bias: bool, device: &Device) -> Lin
 
 fn norm(size: &DecoderSize, width: usize, device: &Device) -> RmsNorm {
     RmsNormConfig::new(width).with_epsilon(size.epsilon).init(device)
+}
+
+/// Multiplies with `1 + gamma` if it `adds_one`.
+fn normalized<const D: usize>(norm: &RmsNorm, x: Tensor<D>, adds_one: bool) -> Tensor<D> {
+    if !adds_one {
+        return norm.forward(x);
+    }
+    let gamma = Param::initialized(norm.gamma.id, norm.gamma.val() + 1.0);
+    RmsNorm { gamma, epsilon: norm.epsilon }.forward(x)
 }
 
 /// Causal attention with rotary positions, in which several heads of queries share keys and values.
@@ -36,10 +46,15 @@ pub struct Attention {
     key_heads: usize,
     /// Whether the pairs of features that are rotated are halves of a head, as in Hugging Face, or neighbors.
     halves: bool,
+    /// Tokens that a token sees.
+    window: Option<usize>,
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    adds_one: bool,
 }
 
 impl Attention {
-    fn new(size: &DecoderSize, device: &Device) -> Self {
+    fn new(size: &DecoderSize, layer: usize, device: &Device) -> Self {
         let &DecoderSize { width, heads, key_heads, biases, .. } = size;
         let head = size.head_width();
         let input = |heads: usize| linear_layer(width, heads * head, biases.inputs, device);
@@ -54,6 +69,10 @@ impl Attention {
             heads,
             key_heads,
             halves: false,
+            window: size.window.filter(|window| window.is_of(layer)).map(|window| window.tokens),
+            scale: size.gemma.and_then(|gemma| gemma.attention_scale),
+            softcap: size.gemma.and_then(|gemma| gemma.attention_softcap),
+            adds_one: size.gemma.is_some(),
         }
     }
 
@@ -64,7 +83,7 @@ impl Attention {
         };
         let rotated = |x: Tensor<4>, norm: &Option<RmsNorm>| {
             let x = match norm {
-                Some(norm) => norm.forward(x),
+                Some(norm) => normalized(norm, x, self.adds_one),
                 None => x,
             };
             rotate(rotary, x.swap_dims(1, 2), part.start, self.halves)
@@ -76,36 +95,67 @@ impl Attention {
             Some(before) => before.extend([key, value]),
             None => [key, value],
         };
-        let causal = AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
-        let context = attention(query, key, value, part.unseen, None, causal);
+        let options = AttentionModuleOptions {
+            scale: self.scale,
+            softcap: self.softcap,
+            is_causal: part.unseen.is_none(),
+            ..Default::default()
+        };
+        let context = attention(query, key, value, part.unseen, None, options);
         self.output.forward(context.swap_dims(1, 2).flatten(2, 3))
     }
 }
 
-/// `x + attention(norm(x))`, then `x + down(swiglu(norm(x)))`.
+/// `x + attention(norm(x))`, then `x + down(gate(norm(x)))`. In later Gemmas, what is added is normalized, too.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: RmsNorm,
     attention: Attention,
+    attention_output_norm: Option<RmsNorm>,
     feed_forward_norm: RmsNorm,
     gate: SwiGlu,
+    /// Instead of the gate's SiLU.
+    gelu: Option<Gelu>,
     down: Linear,
+    feed_forward_output_norm: Option<RmsNorm>,
+    adds_one: bool,
 }
 
 impl Block {
-    fn new(size: &DecoderSize, device: &Device) -> Self {
+    fn new(size: &DecoderSize, layer: usize, device: &Device) -> Self {
+        let norm = || norm(size, size.width, device);
+        let normalizes_outputs = size.gemma.is_some_and(|gemma| gemma.normalizes_outputs);
         Self {
-            attention_norm: norm(size, size.width, device),
-            attention: Attention::new(size, device),
-            feed_forward_norm: norm(size, size.width, device),
+            attention_norm: norm(),
+            attention: Attention::new(size, layer, device),
+            attention_output_norm: normalizes_outputs.then(norm),
+            feed_forward_norm: norm(),
             gate: SwiGluConfig::new(size.width, size.hidden).with_bias(size.biases.feed_forward).init(device),
+            gelu: size.gemma.map(|_| Gelu::new_approximate()),
             down: linear_layer(size.hidden, size.width, size.biases.feed_forward, device),
+            feed_forward_output_norm: normalizes_outputs.then(norm),
+            adds_one: size.gemma.is_some(),
         }
     }
 
     fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding, part: Part<'_>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary, part);
-        x.clone() + self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x)))
+        let normalized = |norm: &RmsNorm, x| normalized(norm, x, self.adds_one);
+        let output = |norm: &Option<RmsNorm>, x| match norm {
+            Some(norm) => normalized(norm, x),
+            None => x,
+        };
+        let y = self.attention.forward(normalized(&self.attention_norm, x.clone()), rotary, part);
+        let x = x + output(&self.attention_output_norm, y);
+        let y = self.gated(normalized(&self.feed_forward_norm, x.clone()));
+        x + output(&self.feed_forward_output_norm, self.down.forward(y))
+    }
+
+    fn gated(&self, x: Tensor<3>) -> Tensor<3> {
+        let SwiGlu { linear_inner, linear_outer } = &self.gate;
+        match &self.gelu {
+            Some(gelu) => gelu.forward(linear_inner.forward(x.clone())) * linear_outer.forward(x),
+            None => self.gate.forward(x),
+        }
     }
 }
 
@@ -114,27 +164,59 @@ impl Block {
 pub struct Llama {
     words: Embedding,
     rotary: RotaryEncoding,
+    /// That of layers with a window, if it is another one.
+    window_rotary: Option<RotaryEncoding>,
     blocks: Vec<Block>,
     norm: RmsNorm,
     /// `None` if the head is the embedding.
     head: Option<Linear>,
     vocabulary: usize,
     head_width: usize,
-    window: Option<usize>,
+    /// What embeddings are multiplied with.
+    words_scale: Option<f64>,
+    logit_softcap: Option<f64>,
+    adds_one: bool,
 }
 
 impl Llama {
     /// What the head reads, `[batch, length, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        let window = self.window;
-        let x = self.blocks.iter().fold(self.words.forward(tokens), |x, block| {
-            let block = (block.clone(), self.rotary.clone());
-            plan::block(&block, x, move |(block, rotary), x| {
-                let unseen = unseen([0, x.dims()[1]], window, &[], &x.device());
+        let x = self.blocks.iter().fold(self.embedded(tokens), |x, block| {
+            let block = (block.clone(), self.rotary(block).clone());
+            plan::block(&block, x, |(block, rotary), x| {
+                let unseen = unseen([0, x.dims()[1]], block.attention.window, &[], &x.device());
                 block.forward(x, rotary, Part { start: 0, unseen, before: None })
             })
         });
-        self.norm.forward(x)
+        self.normalized(x)
+    }
+
+    fn embedded(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let x = self.words.forward(tokens);
+        match self.words_scale {
+            Some(scale) => x * scale,
+            None => x,
+        }
+    }
+
+    /// The rotations in a block.
+    fn rotary(&self, block: &Block) -> &RotaryEncoding {
+        self.window_rotary.as_ref().filter(|_| block.attention.window.is_some()).unwrap_or(&self.rotary)
+    }
+
+    fn normalized(&self, x: Tensor<3>) -> Tensor<3> {
+        normalized(&self.norm, x, self.adds_one)
+    }
+
+    fn normalizes_outputs(&self) -> bool {
+        self.blocks.iter().any(|block| block.attention_output_norm.is_some())
+    }
+
+    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+        match self.logit_softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
     }
 
     /// `[width, vocabulary]`
@@ -168,23 +250,39 @@ impl Decoder for Llama {
                 Some(stretch) => rotary.init_with_frequency_scaling(|x| stretched(x, stretch), device),
                 None => rotary.init(device),
             },
-            blocks: (0..size.layers).map(|_| Block::new(size, device)).collect(),
+            window_rotary: size.window.and_then(|Window { theta, .. }| {
+                Some(RotaryEncodingConfig::new(size.length, head_width).with_theta(theta?).init(device))
+            }),
+            blocks: (0..size.layers).map(|layer| Block::new(size, layer, device)).collect(),
             norm: norm(size, size.width, device),
             head: (!size.tied).then(|| linear_layer(size.width, size.vocabulary, false, device)),
             vocabulary: size.vocabulary,
             head_width,
-            window: size.window,
+            words_scale: size.gemma.map(|_| (size.width as f64).sqrt()),
+            logit_softcap: size.gemma.and_then(|Gemma { logit_softcap, .. }| logit_softcap),
+            adds_one: size.gemma.is_some(),
         }
     }
 
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        linear(self.hidden(tokens), self.head(), None)
+        self.capped(linear(self.hidden(tokens), self.head(), None))
     }
 
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        next_token_loss(self.hidden(tokens), self.head(), next)
+        if self.logit_softcap.is_none() {
+            return next_token_loss(self.hidden(tokens), self.head(), next);
+        }
+        let logits = self.logits(tokens).flatten(0, 1);
+        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
     }
 }
+
+/// Names of later Gemmas, where `post_attention_layernorm` is what its name says.
+const GEMMA: &[(&str, &str)] = &[
+    (r"\.post_attention_layernorm\.", ".attention_output_norm."),
+    (r"\.pre_feedforward_layernorm\.", ".feed_forward_norm."),
+    (r"\.post_feedforward_layernorm\.", ".feed_forward_output_norm."),
+];
 
 impl HuggingFace for Llama {
     const NAMES: &'static [(&'static str, &'static str)] = &[
@@ -207,10 +305,20 @@ impl HuggingFace for Llama {
         (r"\.mlp\.down_proj\.", ".down."),
     ];
 
-    fn module_name(path: &str) -> String {
+    fn first_names(&self) -> &'static [(&'static str, &'static str)] {
+        if self.normalizes_outputs() { GEMMA } else { &[] }
+    }
+
+    fn module_name(&self, path: &str) -> String {
         if path == "head" {
             return "lm_head".into();
         }
+        let gemma = [
+            (".attention_output_norm", ".post_attention_layernorm"),
+            (".feed_forward_norm", ".pre_feedforward_layernorm"),
+            (".feed_forward_output_norm", ".post_feedforward_layernorm"),
+        ];
+        let path = if self.normalizes_outputs() { &replaced(path, &gemma) } else { path };
         let here_and_there = [
             ("words", "embed_tokens"),
             ("blocks.", "layers."),

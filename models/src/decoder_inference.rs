@@ -116,28 +116,23 @@ impl Generate for Llama {
         let ([_, length], device) = (tokens.dims(), tokens.device());
         assert!(length > 0 && at_once > 0, "some tokens, and some at once");
         let (start, padding) = (cache.tokens(), cache.padding().to_vec());
-        let unseen = |first: usize, count: usize| {
-            let first = start + first;
-            unseen([first, first + count], self.window, &padding, &device)
-        };
-        // The masks of several parts together may be large.
-        let of_all = if length <= at_once { unseen(0, length) } else { None };
-        let mut x = self.words.forward(tokens);
+        let mut x = self.embedded(tokens);
         for (block, before) in self.blocks.iter().zip(cache.layers_mut(self.blocks.len())) {
             let parts = (0..length).step_by(at_once).map(|first| {
                 let count = at_once.min(length - first);
-                let unseen = if count == length { of_all.clone() } else { unseen(first, count) };
-                let part = Part { start: start + first, unseen, before: Some(&mut *before) };
-                block.forward(x.clone().narrow(1, first, count), &self.rotary, part)
+                let (start, window) = (start + first, block.attention.window);
+                let unseen = unseen([start, start + count], window, &padding, &device);
+                let part = Part { start, unseen, before: Some(&mut *before) };
+                block.forward(x.clone().narrow(1, first, count), self.rotary(block), part)
             });
             x = Tensor::cat(parts.collect(), 1);
         }
         cache.advance(length);
-        let x = self.norm.forward(x.narrow(1, length - 1, 1));
+        let x = self.normalized(x.narrow(1, length - 1, 1));
         let logits = match &self.head {
             Some(head) => head.forward(x),
             None => self.words.logits(x),
         };
-        logits.squeeze_dim(1)
+        self.capped(logits).squeeze_dim(1)
     }
 }

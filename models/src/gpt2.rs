@@ -138,7 +138,7 @@ impl HuggingFace for Gpt2 {
         (r"\.mlp\.c_proj\.", ".outer."),
     ];
 
-    fn module_name(path: &str) -> String {
+    fn module_name(&self, path: &str) -> String {
         let here_and_there = [
             ("words", "transformer.wte"),
             ("positions", "transformer.wpe"),

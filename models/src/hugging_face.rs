@@ -23,8 +23,13 @@ pub trait HuggingFace: Module {
     /// matches. Tensors that the network does not need are renamed to something in `unused`.
     const NAMES: &'static [(&'static str, &'static str)];
 
+    /// Replacements before those in [`NAMES`](Self::NAMES).
+    fn first_names(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
     /// The path there of the module at this path here.
-    fn module_name(path: &str) -> String;
+    fn module_name(&self, path: &str) -> String;
 
     /// The layers whose outputs are in another order there.
     fn row_orders(&self) -> RowOrders {
@@ -86,7 +91,8 @@ pub fn lazy_load<M: HuggingFace>(
 
 /// A file whose tensors have the names, and become the parameters, of a network.
 pub(crate) fn open<M: HuggingFace>(model: &M, path: impl AsRef<Path>) -> Result<WeightFile, LazyError> {
-    Ok(WeightFile::open(path)?.with_key_remappings(M::NAMES)?.with_adapter(model.adapter()))
+    let file = WeightFile::open(path)?.with_key_remappings(model.first_names())?;
+    Ok(file.with_key_remappings(M::NAMES)?.with_adapter(model.adapter()))
 }
 
 /// [`lazy_load`] from an open file, in which these tensors may be left over.
@@ -137,5 +143,7 @@ pub fn save_adapters<M: HuggingFace>(
 }
 
 fn names<M: HuggingFace>(model: &M) -> impl ModuleNames + use<M> {
-    M::module_name.with_row_orders(model.row_orders())
+    let orders = model.row_orders();
+    let model = model.clone();
+    (move |path: &str| model.module_name(path)).with_row_orders(orders)
 }

@@ -20,7 +20,7 @@ mod size;
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
-pub use size::{Biases, DecoderSize, EncoderSize, Gpt2Size, RotaryStretch, T5Size};
+pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch, T5Size, Window};
 
 macro_rules! models {
     (
@@ -53,7 +53,7 @@ macro_rules! models {
                 include!("t5.rs");
             }
 
-            /// Decoders with rotary positions: Llama, Mistral, Qwen2 and Qwen3.
+            /// Decoders with rotary positions: Llama, Mistral, Qwen2, Qwen3 and Gemma.
             pub mod decoder {
                 use $nn;
                 use $functional as functional;

@@ -154,8 +154,8 @@ pub struct DecoderSize {
     pub layers: usize,
     /// The longest sequence, for which rotations are tabulated.
     pub length: usize,
-    /// Each token sees itself and the tokens before it, so many in all, or all of them if `None`.
-    pub window: Option<usize>,
+    /// If each token does not see all tokens before it.
+    pub window: Option<Window>,
     /// The base of the wavelengths of rotary positions.
     pub theta: f32,
     /// How these wavelengths were stretched for longer sequences.
@@ -168,6 +168,45 @@ pub struct DecoderSize {
     pub epsilon: f64,
     /// Whether the head is the embedding.
     pub tied: bool,
+    /// If it is a Gemma.
+    pub gemma: Option<Gemma>,
+}
+
+/// How many tokens each token sees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Itself and those before it, so many in all.
+    pub tokens: usize,
+    /// Every so many layers, one sees all tokens.
+    pub full_every: Option<usize>,
+    /// The base of the wavelengths of rotary positions in layers with the window, which are not stretched. `None`: as in other layers.
+    pub theta: Option<f32>,
+}
+
+impl Window {
+    /// The same in all layers.
+    pub const fn new(tokens: usize) -> Self {
+        Self { tokens, full_every: None, theta: None }
+    }
+
+    /// Whether a layer has it.
+    pub(crate) fn is_of(&self, layer: usize) -> bool {
+        self.full_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
+    }
+}
+
+/// What Gemmas have besides: GELUs instead of SiLUs in gates, norms that multiply with `1 + gamma`, and embeddings that are multiplied with
+/// the square root of the width.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gemma {
+    /// Whether the outputs of attentions and of feed-forward layers are normalized, too.
+    pub normalizes_outputs: bool,
+    /// What products of queries and keys are multiplied with; the inverse square root of the features of a head if `None`.
+    pub attention_scale: Option<f64>,
+    /// The softcap `c tanh(x / c)` of the products of queries and keys.
+    pub attention_softcap: Option<f64>,
+    /// The softcap of logits.
+    pub logit_softcap: Option<f64>,
 }
 
 /// The dense layers of a decoder that have biases.
@@ -251,6 +290,7 @@ impl DecoderSize {
         normalizes_heads: false,
         epsilon: 1e-5,
         tied: true,
+        gemma: None,
     };
 
     /// Mistral 7B, version 0.1, for sequences as long as its window.
@@ -263,13 +303,14 @@ impl DecoderSize {
         head: None,
         layers: 32,
         length: 4096,
-        window: Some(4096),
+        window: Some(Window::new(4096)),
         theta: 10_000.0,
         stretch: None,
         biases: Biases::NONE,
         normalizes_heads: false,
         epsilon: 1e-5,
         tied: false,
+        gemma: None,
     };
 
     /// A small size of the same kind, for tests.

@@ -218,7 +218,7 @@ impl HuggingFace for T5 {
         (r"\.attention\.o\.", ".attention.output."),
     ];
 
-    fn module_name(path: &str) -> String {
+    fn module_name(&self, path: &str) -> String {
         let feed_forward = if path.starts_with("decoder") { ".layer.2" } else { ".layer.1" };
         let here_and_there = [
             ("words", "shared"),

@@ -6,6 +6,12 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -52,6 +58,30 @@ families = {
     "mistral": (MistralForCausalLM, MistralConfig(**decoder, sliding_window=7)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**decoder, tie_word_embeddings=True)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=16)),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**decoder, head_dim=16)),
+    # Softcaps that change something.
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **decoder,
+            head_dim=12,
+            query_pre_attn_scalar=20,
+            sliding_window=7,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        ),
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **(decoder | dict(num_hidden_layers=4)),
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=7,
+            sliding_window_pattern=3,
+            rope_parameters={"full_attention": linear, "sliding_attention": dict(rope_type="default", rope_theta=100.0)},
+        ),
+    ),
 }
 NEW = 64
 

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave_models::memsave::decoder::Llama;
 use burn_memsave_models::{
-    Biases, Decoder, DecoderSize, Generate, GenerateError, GenerateOptions, Sampling, generate,
+    Biases, Decoder, DecoderSize, Gemma, Generate, GenerateError, GenerateOptions, Sampling, Window, generate,
 };
 use serde::Deserialize;
 use std::fs;
@@ -98,8 +98,19 @@ fn decoders() -> Vec<Llama> {
     let biases = Biases { inputs: true, output: true, feed_forward: true };
     let sizes = [
         llama,
-        DecoderSize { window: Some(5), tied: false, ..llama },
+        DecoderSize { window: Some(Window::new(5)), tied: false, ..llama },
         DecoderSize { head: Some(6), biases, normalizes_heads: true, ..llama },
+        DecoderSize {
+            window: Some(Window { tokens: 5, full_every: Some(2), theta: Some(50.0) }),
+            normalizes_heads: true,
+            gemma: Some(Gemma {
+                normalizes_outputs: true,
+                attention_scale: Some(0.7),
+                attention_softcap: Some(2.0),
+                logit_softcap: Some(3.0),
+            }),
+            ..llama
+        },
     ];
     sizes.map(|size| Llama::new(&size, &Device::flex()).map(&mut Shake)).into()
 }
