@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from small import decoder, encoder
 from transformers import (
     BertConfig,
     BertModel,
@@ -22,25 +23,8 @@ from transformers import (
 warnings.filterwarnings("ignore")
 directory = Path(sys.argv[2])
 torch.manual_seed(0)
-decoder = dict(
-    vocab_size=50,
-    hidden_size=48,
-    intermediate_size=40,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope_parameters=dict(rope_type="default", rope_theta=10000.0),
-)
-encoder = dict(
-    vocab_size=50,
-    hidden_size=24,
-    intermediate_size=40,
-    num_attention_heads=3,
-    num_hidden_layers=2,
-    max_position_embeddings=12,
-)
+decoder["rope_parameters"] = dict(rope_type="default", rope_theta=10000.0)
+encoder["max_position_embeddings"] = 12
 families = {
     "bert": (BertModel, BertConfig(**encoder), 10),
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=12), 12),

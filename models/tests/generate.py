@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from small import decoder
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -25,19 +26,7 @@ from transformers import (
 directory = Path(sys.argv[1])
 torch.manual_seed(0)
 
-decoder = dict(
-    vocab_size=50,
-    hidden_size=48,
-    intermediate_size=40,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-5,
-    bos_token_id=1,
-    eos_token_id=None,
-    pad_token_id=0,
-)
+decoder |= dict(max_position_embeddings=256, bos_token_id=1, eos_token_id=None, pad_token_id=0)
 llama3 = dict(
     rope_type="llama3",
     rope_theta=100.0,

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from small import decoder, encoder
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -68,9 +69,6 @@ def logits(output):
     return output.logits
 
 
-encoder = dict(
-    vocab_size=50, hidden_size=24, intermediate_size=40, num_attention_heads=3, num_hidden_layers=2
-)
 bert = BertConfig(**encoder, max_position_embeddings=12)
 write("bert", network(BertModel, bert), {"input_ids": tokens(3, 10)}, features)
 
@@ -104,16 +102,6 @@ old("t5", model.state_dict() | {bias: torch.ones(32, 4)})
 inputs = {"input_ids": tokens(1, 20), "decoder_input_ids": tokens(1, 30)}
 expect("t5_old", model, inputs, logits)
 
-decoder = dict(
-    vocab_size=50,
-    hidden_size=48,
-    intermediate_size=40,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-)
 # Of the four wavelengths, one is short, two are between, and one is long.
 rotary = dict(
     rope_type="llama3",
