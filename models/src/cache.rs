@@ -1,5 +1,5 @@
 //! [`KeyValueCache`]: what attention reads of the tokens so far, so that they are not computed again for the next one.
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
 /// Keys and values of all tokens so far, in every layer.
 ///
@@ -58,18 +58,41 @@ impl KeyValueCache {
         tensors.map(|x| (x.shape().num_elements() * x.dtype().size()) as u64).sum()
     }
 
-    /// The layers, for the next tokens of a model of so many layers.
-    pub(crate) fn layers_mut(&mut self, layers: usize) -> impl Iterator<Item = &mut LayerCache> {
-        assert_eq!(self.layers.len(), layers, "the cache of a model is made by it");
-        self.layers.iter_mut()
+    /// What all layers of a model make of the next tokens, `[batch, length, width]`, `at_once` of each text at a time. One layer after the
+    /// other computes all parts, so that its weights are read once if the budget holds a layer. `window` gives the window of a layer.
+    pub(crate) fn pass<L>(
+        &mut self,
+        layers: &[L],
+        mut x: Tensor<3>,
+        at_once: usize,
+        window: impl Fn(&L) -> Option<usize>,
+        forward: impl Fn(&L, Tensor<3>, Part<'_>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let ([_, length, _], device) = (x.dims(), x.device());
+        assert!(length > 0 && at_once > 0, "some tokens, and some at once");
+        assert_eq!(self.layers.len(), layers.len(), "the cache of a model is made by it");
+        for (layer, before) in layers.iter().zip(&mut self.layers) {
+            let parts = (0..length).step_by(at_once).map(|first| {
+                let count = at_once.min(length - first);
+                let start = self.tokens + first;
+                let unseen = unseen([start, start + count], window(layer), &self.padding, &device);
+                let part = Part { start, unseen, before: Some(&mut *before) };
+                forward(layer, x.clone().narrow(1, first, count), part)
+            });
+            x = Tensor::cat(parts.collect(), 1);
+        }
+        self.tokens += length;
+        x
     }
 
-    pub(crate) fn padding(&self) -> &[usize] {
-        &self.padding
-    }
-
-    pub(crate) fn advance(&mut self, tokens: usize) {
-        self.tokens += tokens;
+    /// The places of the next tokens in their texts, `[batch or 1, length]`. Padding has the first place.
+    pub(crate) fn places(&self, length: usize, device: &Device) -> Tensor<2, Int> {
+        let texts = if self.padding.is_empty() { &[0][..] } else { &self.padding };
+        let tokens = self.tokens..self.tokens + length;
+        let of_text =
+            |&padding: &usize| tokens.clone().map(move |token| token.saturating_sub(padding) as i64);
+        let places: Vec<i64> = texts.iter().flat_map(of_text).collect();
+        Tensor::from_data(TensorData::new(places, [texts.len(), length]), device)
     }
 }
 
@@ -122,6 +145,7 @@ fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
 }
 
 /// The tokens that go through a layer together, and what they see.
+#[derive(Default)]
 pub(crate) struct Part<'a> {
     /// The position of the first of them.
     pub(crate) start: usize,
@@ -193,7 +217,7 @@ mod tests {
             let mut cache = KeyValueCache::new(1, stored);
             let mut end = 0;
             for tokens in [1, 2, 61, 1, 200, 56, 1] {
-                let layer = cache.layers_mut(1).next().expect("a layer");
+                let layer = &mut cache.layers[0];
                 let new = numbers(end..end + tokens);
                 end += tokens;
                 let [keys, values] = layer.extend([new.clone(), -new]);

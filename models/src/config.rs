@@ -1,5 +1,5 @@
 //! Reads `config.json` as `transformers` writes it. What a configuration asks for and is not there is an error by name.
-use crate::{Biases, DecoderSize, Gemma, RotaryStretch, Window};
+use crate::{Biases, DecoderSize, Gemma, Gpt2Size, RotaryStretch, Window};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fs;
@@ -169,6 +169,49 @@ impl DecoderSize {
         if size.window.is_some_and(|window| window.tokens == 0) {
             return Err(fields.unsupported("sliding_window", 0.into()));
         }
+        fields.finish()?;
+        Ok(size)
+    }
+}
+
+impl Gpt2Size {
+    /// The size of the GPT-2 in a directory of Hugging Face, by its `config.json`. Dropout of attention weights, which the model here does not
+    /// have, is left out.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or asks for what the model does not have here.
+    pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.join("config.json"))?;
+        let family: String = fields.require("model_type")?;
+        if family != "gpt2" {
+            return Err(fields.unsupported("model_type", family.into()));
+        }
+        let size = Self {
+            vocabulary: fields.positive("vocab_size")?,
+            width: fields.positive("n_embd")?,
+            heads: fields.positive("n_head")?,
+            layers: fields.positive("n_layer")?,
+            length: fields.positive("n_positions")?,
+            dropout: fields.take("resid_pdrop")?.unwrap_or(0.1),
+        };
+        if !size.width.is_multiple_of(size.heads) {
+            return Err(fields.unsupported("n_head", size.heads.into()));
+        }
+        if !(0.0..1.0).contains(&size.dropout) {
+            return Err(fields.unsupported("resid_pdrop", size.dropout.into()));
+        }
+        fields.expect("embd_pdrop", &[size.dropout.into()])?;
+        fields.expect("n_ctx", &[size.length.into()])?;
+        fields.expect("n_inner", &[(4 * size.width).into()])?;
+        fields.expect("activation_function", &["gelu_new".into()])?;
+        fields.expect("layer_norm_epsilon", &[1e-5.into()])?;
+        fields.expect("scale_attn_weights", &[true.into()])?;
+        fields.expect("tie_word_embeddings", &[true.into()])?;
+        // What follows a summary of the text, which language models have not, and defaults of pipelines.
+        fields.values.retain(|field, _| {
+            !field.starts_with("summary_") && field != "attn_pdrop" && field != "task_specific_params"
+        });
         fields.finish()?;
         Ok(size)
     }
@@ -592,6 +635,37 @@ mod tests {
         assert_eq!(of(default), Ok((100.0, None)));
         let linear = json!({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}});
         assert_eq!(of(linear), Ok((10_000.0, Some(RotaryStretch::linear(2.0)))));
+    }
+
+    #[test]
+    fn the_sizes_of_a_gpt2() {
+        let of = |changes: Value| {
+            let mut config = json!({
+                "model_type": "gpt2", "vocab_size": 50, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 12, "n_ctx": 12,
+                "n_inner": null, "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
+                "layer_norm_epsilon": 1e-5, "scale_attn_weights": true, "summary_type": "cls_index",
+                "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true}},
+            });
+            for (field, value) in changes.as_object().expect("fields") {
+                config[field] = value.clone();
+            }
+            let directory = tempfile::tempdir().expect("a directory");
+            fs::write(directory.path().join("config.json"), config.to_string()).expect("a file");
+            Gpt2Size::from_directory(directory.path()).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(json!({})), Ok(Gpt2Size { dropout: 0.1, ..Gpt2Size::TINY }));
+        for (changes, expected) in [
+            (json!({"model_type": "gptj"}), "model_type"),
+            (json!({"n_head": 5}), "n_head"),
+            (json!({"n_inner": 100}), "n_inner"),
+            (json!({"embd_pdrop": 0.2}), "embd_pdrop"),
+            (json!({"resid_pdrop": 1.0}), "resid_pdrop"),
+            (json!({"scale_attn_by_inverse_layer_idx": true}), "scale_attn_by_inverse_layer_idx"),
+            (json!({"reorder_and_upcast_attn": true}), "reorder_and_upcast_attn"),
+        ] {
+            let error = of(changes).expect_err(expected);
+            assert!(error.contains(&format!("config.json: {expected} is")), "{error}");
+        }
     }
 
     #[test]

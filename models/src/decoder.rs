@@ -1,6 +1,6 @@
 // Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671), Qwen3 (arXiv 2505.09388) and Gemma 1 to 3 (arXiv 2403.08295,
-// 2408.00118, 2503.19786), written once, with the topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides
-// `next_token_loss` and `rotate`.
+// 2408.00118, 2503.19786), written once, with the topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query
+// `attention`, and `linear`, and provides `next_token_loss` and `rotate`.
 use crate::cache::{Part, unseen};
 use crate::hugging_face::{HuggingFace, replaced};
 use crate::{Decoder, DecoderSize, Gemma, RotaryStretch, Window};
@@ -185,7 +185,7 @@ impl Llama {
             let block = (block.clone(), self.rotary(block).clone());
             plan::block(&block, x, |(block, rotary), x| {
                 let unseen = unseen([0, x.dims()[1]], block.attention.window, &[], &x.device());
-                block.forward(x, rotary, Part { start: 0, unseen, before: None })
+                block.forward(x, rotary, Part { unseen, ..Part::default() })
             })
         });
         self.normalized(x)

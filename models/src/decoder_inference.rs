@@ -111,23 +111,12 @@ impl Generate for Llama {
         KeyValueCache::new(self.blocks.len(), stored)
     }
 
-    /// One block after the other computes all parts, so that its weights are read once if the budget holds a block.
     fn next_logits(&self, tokens: Tensor<2, Int>, at_once: usize, cache: &mut KeyValueCache) -> Tensor<2> {
-        let ([_, length], device) = (tokens.dims(), tokens.device());
-        assert!(length > 0 && at_once > 0, "some tokens, and some at once");
-        let (start, padding) = (cache.tokens(), cache.padding().to_vec());
-        let mut x = self.embedded(tokens);
-        for (block, before) in self.blocks.iter().zip(cache.layers_mut(self.blocks.len())) {
-            let parts = (0..length).step_by(at_once).map(|first| {
-                let count = at_once.min(length - first);
-                let (start, window) = (start + first, block.attention.window);
-                let unseen = unseen([start, start + count], window, &padding, &device);
-                let part = Part { start, unseen, before: Some(&mut *before) };
-                block.forward(x.clone().narrow(1, first, count), self.rotary(block), part)
-            });
-            x = Tensor::cat(parts.collect(), 1);
-        }
-        cache.advance(length);
+        let length = tokens.dims()[1];
+        let window = |block: &Block| block.attention.window;
+        let x = cache.pass(&self.blocks, self.embedded(tokens), at_once, window, |block, x, part| {
+            block.forward(x, self.rotary(block), part)
+        });
         let x = self.normalized(x.narrow(1, length - 1, 1));
         let logits = match &self.head {
             Some(head) => head.forward(x),

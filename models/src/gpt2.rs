@@ -1,5 +1,6 @@
 // GPT-2, written once, with the topology of Hugging Face except for the dropout of attention weights, which `attention` does not have.
 // The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
+use crate::cache::Part;
 use crate::hugging_face::{HuggingFace, replaced};
 use crate::{Decoder, Gpt2Size};
 use burn::module::Module;
@@ -22,12 +23,17 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, part: Part<'_>) -> Tensor<3> {
         let [batch, length, width] = x.dims();
-        let parts = self.qkv.forward(x).reshape([batch, length, 3, self.heads, width / self.heads]);
-        let part = |at| parts.clone().narrow(2, at, 1).squeeze_dim::<4>(2).swap_dims(1, 2);
-        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let context = attention(part(0), part(1), part(2), None, None, causal);
+        let all = self.qkv.forward(x).reshape([batch, length, 3, self.heads, width / self.heads]);
+        let [query, key, value] =
+            [0, 1, 2].map(|at| all.clone().narrow(2, at, 1).squeeze_dim::<4>(2).swap_dims(1, 2));
+        let [key, value] = match part.before {
+            Some(before) => before.extend([key, value]),
+            None => [key, value],
+        };
+        let causal = AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
+        let context = attention(query, key, value, part.unseen, None, causal);
         self.output.forward(context.swap_dims(1, 2).reshape([batch, length, width]))
     }
 }
@@ -61,8 +67,8 @@ impl Block {
         }
     }
 
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = self.attention.forward(self.norm_1.forward(x.clone()));
+    fn forward(&self, x: Tensor<3>, part: Part<'_>) -> Tensor<3> {
+        let y = self.attention.forward(self.norm_1.forward(x.clone()), part);
         let x = x + self.dropout.forward(y);
         let y = self.inner.forward(self.norm_2.forward(x.clone()));
         x + self.dropout.forward(self.outer.forward(self.gelu.forward(y)))
@@ -77,15 +83,24 @@ pub struct Gpt2 {
     dropout: Dropout,
     blocks: Vec<Block>,
     norm: LayerNorm,
+    vocabulary: usize,
+    length: usize,
 }
 
 impl Gpt2 {
     /// What the head reads, `[batch, length, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let ([_, length], device) = (tokens.dims(), tokens.device());
-        let positions = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
-        let x = self.dropout.forward(self.words.forward(tokens) + self.positions.forward(positions));
-        self.norm.forward(self.blocks.iter().fold(x, |x, block| plan::block(block, x, Block::forward)))
+        let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
+        let x = self.blocks.iter().fold(self.embedded(tokens, places), |x, block| {
+            plan::block(block, x, |block, x| block.forward(x, Part::default()))
+        });
+        self.norm.forward(x)
+    }
+
+    /// `places`: those of the tokens in their texts, `[batch or 1, length]`.
+    fn embedded(&self, tokens: Tensor<2, Int>, places: Tensor<2, Int>) -> Tensor<3> {
+        self.dropout.forward(self.words.forward(tokens) + self.positions.forward(places))
     }
 
     /// `[width, vocabulary]`
@@ -108,6 +123,8 @@ impl Decoder for Gpt2 {
             dropout: DropoutConfig::new(size.dropout).init(),
             blocks: (0..size.layers).map(|_| Block::new(size, device)).collect(),
             norm: LayerNormConfig::new(size.width).init(device),
+            vocabulary: size.vocabulary,
+            length: size.length,
         }
     }
 

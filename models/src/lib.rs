@@ -25,7 +25,7 @@ pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch,
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, $inference:literal)?
+        $(, $decoder:literal, $gpt2:literal)?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -42,6 +42,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::{attention, linear};
                 include!("gpt2.rs");
+                $(include!($gpt2);)?
             }
 
             /// Encoders with decoders.
@@ -62,7 +63,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::linear;
                 include!("decoder.rs");
-                $(include!($inference);)?
+                $(include!($decoder);)?
             }
 
             mod loss {
@@ -93,7 +94,8 @@ models!(
     burn_memsave::functional::attention,
     crate::rotate::rotate,
     "loss.rs",
-    "decoder_inference.rs"
+    "decoder_inference.rs",
+    "gpt2_inference.rs"
 );
 models!(
     /// The same with fused heads and losses.

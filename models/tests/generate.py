@@ -13,6 +13,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -47,6 +49,10 @@ families = {
     "mistral": (MistralForCausalLM, MistralConfig(**decoder, sliding_window=7)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**decoder, tie_word_embeddings=True)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=16)),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=128, eos_token_id=None),
+    ),
     "gemma": (GemmaForCausalLM, GemmaConfig(**decoder, head_dim=16)),
     # Softcaps that change something.
     "gemma2": (

@@ -1,11 +1,12 @@
 //! What is generated is what Python's `transformers` generates: with a cache, several prompts at once, and prompts in parts.
 #![recursion_limit = "256"]
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_memsave::lazy::LazyOptions;
-use burn_memsave_models::memsave::decoder::Llama;
+use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
 use burn_memsave_models::{
-    Biases, Decoder, DecoderSize, Gemma, Generate, GenerateError, GenerateOptions, Sampling, Window, generate,
+    Biases, Decoder, DecoderSize, Gemma, Generate, GenerateError, GenerateOptions, Gpt2Size, Sampling,
+    Window, generate,
 };
 use serde::Deserialize;
 use std::fs;
@@ -26,11 +27,8 @@ struct Text {
 const NEW: usize = 64;
 
 /// Weights that stay in the file.
-fn model(directory: &Path) -> Llama {
-    let options = LazyOptions::new().with_min_bytes(0);
-    let (model, report) = Llama::from_directory(directory, &options, &Device::flex()).unwrap();
-    assert!(report.lazy.len() > 10);
-    model
+fn options() -> LazyOptions {
+    LazyOptions::new().with_min_bytes(0)
 }
 
 #[test]
@@ -39,39 +37,43 @@ fn texts_are_those_of_transformers() {
     let directory = tempfile::tempdir().unwrap();
     python::run(&python, "generate.py", &[], directory.path());
     for entry in fs::read_dir(directory.path()).unwrap() {
-        let path = entry.unwrap().path();
-        let expected: Vec<Text> =
-            serde_json::from_slice(&fs::read(path.join("expected.json")).unwrap()).unwrap();
-        let model = model(&path);
-        let margin = expected.iter().map(|text| text.margin).fold(f64::INFINITY, f64::min);
-        println!("{}: the least margin is {margin:.1e}", path.display());
-        assert!(margin > 1e-5, "rounding may choose another token");
-        let prompts: Vec<_> = expected.iter().map(|text| text.prompt.clone()).collect();
-        let texts: Vec<_> = expected.iter().map(|text| text.text.clone()).collect();
-        for tokens_at_once in [512, 4, 1] {
-            let options = GenerateOptions::new(NEW).with_tokens_at_once(tokens_at_once);
-            let mut seen = vec![vec![]; prompts.len()];
-            let generated =
-                generate(&model, &prompts, &options, |prompt, token| seen[prompt].push(token)).unwrap();
-            assert_eq!((&generated.texts, &seen), (&texts, &texts));
-            for (prompt, text) in prompts.iter().zip(&texts) {
-                let alone = generate(&model, std::slice::from_ref(prompt), &options, |_, _| ()).unwrap();
-                assert_eq!(alone.texts, std::slice::from_ref(text));
-            }
+        let (path, device) = (entry.unwrap().path(), Device::flex());
+        println!("{}", path.display());
+        match path.ends_with("gpt2") {
+            true => compare(&path, &Gpt2::from_directory(&path, &options(), &device).unwrap().0),
+            false => compare(&path, &Llama::from_directory(&path, &options(), &device).unwrap().0),
         }
-        // Without a cache: the next token of all that there is.
-        for Text { prompt, text, last_logits, .. } in &expected {
-            let all: Vec<i64> =
-                prompt.iter().chain(&text[..NEW - 1]).map(|&token| i64::from(token)).collect();
-            let tokens =
-                Tensor::<2, Int>::from_data(TensorData::new(all.clone(), [1, all.len()]), &Device::flex());
-            let logits = model.logits(tokens).into_data();
-            let logits: Vec<f32> = logits.iter::<f32>().skip((all.len() - 1) * last_logits.len()).collect();
-            let largest = last_logits.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-            let off = logits.iter().zip(last_logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            println!("off by {:.1e} of the largest", off / largest);
-            assert!(logits.len() == last_logits.len() && off <= 1e-5 * largest, "off by {off}");
+    }
+}
+
+fn compare(directory: &Path, model: &(impl Generate + Decoder)) {
+    let expected: Vec<Text> =
+        serde_json::from_slice(&fs::read(directory.join("expected.json")).unwrap()).unwrap();
+    let margin = expected.iter().map(|text| text.margin).fold(f64::INFINITY, f64::min);
+    assert!(margin > 1e-5, "rounding may choose another token");
+    let prompts: Vec<_> = expected.iter().map(|text| text.prompt.clone()).collect();
+    let texts: Vec<_> = expected.iter().map(|text| text.text.clone()).collect();
+    for tokens_at_once in [512, 4, 1] {
+        let options = GenerateOptions::new(NEW).with_tokens_at_once(tokens_at_once);
+        let mut seen = vec![vec![]; prompts.len()];
+        let generated =
+            generate(model, &prompts, &options, |prompt, token| seen[prompt].push(token)).unwrap();
+        assert_eq!((&generated.texts, &seen), (&texts, &texts));
+        for (prompt, text) in prompts.iter().zip(&texts) {
+            let alone = generate(model, std::slice::from_ref(prompt), &options, |_, _| ()).unwrap();
+            assert_eq!(alone.texts, std::slice::from_ref(text));
         }
+    }
+    // Without a cache: the next token of all that there is.
+    for Text { prompt, text, last_logits, .. } in &expected {
+        let all: Vec<i64> = prompt.iter().chain(&text[..NEW - 1]).map(|&token| i64::from(token)).collect();
+        let tokens = Tensor::<1, Int>::from_ints(&all[..], &Device::flex()).unsqueeze::<2>();
+        let logits = model.logits(tokens).into_data();
+        let logits: Vec<f32> = logits.iter::<f32>().skip((all.len() - 1) * last_logits.len()).collect();
+        let largest = last_logits.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let off = logits.iter().zip(last_logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        println!("off by {:.1e} of the largest", off / largest);
+        assert!(logits.len() == last_logits.len() && off <= 1e-5 * largest, "off by {off}");
     }
 }
 
@@ -118,34 +120,40 @@ fn decoders() -> Vec<Llama> {
 /// With a cache or without, alone or with others, at once or in parts.
 #[test]
 fn a_cache_changes_nothing() {
+    decoders().iter().for_each(cache_changes_nothing);
+    let generator = generator();
+    Device::flex().seed(7);
+    let gpt2 = Gpt2::new(&Gpt2Size { length: 30, ..Gpt2Size::TINY }, &Device::flex()).map(&mut Shake);
+    drop(generator);
+    cache_changes_nothing(&gpt2);
+}
+
+fn cache_changes_nothing(model: &(impl Generate + Decoder)) {
     const MORE: usize = 20;
     let device = Device::flex();
     let tokens = |values: &[i64]| Tensor::<1, Int>::from_ints(values, &device).unsqueeze::<2>();
     let text = |first: i64, length: i64| (0..length).map(|at| (first + 7 * at * at) % 50).collect::<Vec<_>>();
     let texts = [text(3, 30), text(27, 21), text(18, 24)];
     let padding: Vec<usize> = texts.iter().map(|text| texts[0].len() - text.len()).collect();
-    for model in decoders() {
-        let whole = texts.each_ref().map(|text| model.logits(tokens(text)).squeeze_dim::<2>(0));
-        let largest = whole[0].clone().abs().max().into_scalar::<f32>();
-        for tokens_at_once in [100, 3, 1] {
-            let mut cache = model.cache(None).with_padding(padding.clone());
-            let (mut start, mut end) = (0, texts[0].len() - MORE);
-            while start < texts[0].len() {
-                let rows = texts.iter().zip(&padding).map(|(text, &padding)| {
-                    let padded: Vec<i64> =
-                        std::iter::repeat_n(0, padding).chain(text.iter().copied()).collect();
-                    tokens(&padded[start..end])
-                });
-                let logits = model.next_logits(Tensor::cat(rows.collect(), 0), tokens_at_once, &mut cache);
-                for (row, (whole, padding)) in whole.iter().zip(&padding).enumerate() {
-                    let expected = whole.clone().narrow(0, end - 1 - padding, 1);
-                    let off = (logits.clone().narrow(0, row, 1) - expected).abs().max().into_scalar::<f32>();
-                    assert!(off <= 1e-5 * largest, "token {end} of text {row}: {off} of {largest}");
-                }
-                (start, end) = (end, end + 1);
+    let whole = texts.each_ref().map(|text| model.logits(tokens(text)).squeeze_dim::<2>(0));
+    let largest = whole[0].clone().abs().max().into_scalar::<f32>();
+    for tokens_at_once in [100, 3, 1] {
+        let mut cache = model.cache(None).with_padding(padding.clone());
+        let (mut start, mut end) = (0, texts[0].len() - MORE);
+        while start < texts[0].len() {
+            let rows = texts.iter().zip(&padding).map(|(text, &padding)| {
+                let padded: Vec<i64> = std::iter::repeat_n(0, padding).chain(text.iter().copied()).collect();
+                tokens(&padded[start..end])
+            });
+            let logits = model.next_logits(Tensor::cat(rows.collect(), 0), tokens_at_once, &mut cache);
+            for (row, (whole, padding)) in whole.iter().zip(&padding).enumerate() {
+                let expected = whole.clone().narrow(0, end - 1 - padding, 1);
+                let off = (logits.clone().narrow(0, row, 1) - expected).abs().max().into_scalar::<f32>();
+                assert!(off <= 1e-5 * largest, "token {end} of text {row}: {off} of {largest}");
             }
-            assert_eq!(cache.tokens(), texts[0].len());
+            (start, end) = (end, end + 1);
         }
+        assert_eq!(cache.tokens(), texts[0].len());
     }
 }
 

@@ -1,0 +1,50 @@
+// What only a model of burn-memsave's layers can do: tokens one after the other.
+use crate::cache::KeyValueCache;
+use crate::generate::Generate;
+use crate::hugging_face::{LoadError, lazy_load};
+use burn::tensor::DType;
+use burn_memsave::lazy::{LazyOptions, LazyReport};
+use std::path::Path;
+
+impl Gpt2 {
+    /// The model in a directory of Hugging Face: the size in its `config.json`, and its weights, which stay in their file as far as the options
+    /// say.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration asks for what this model does not have, or if the weights cannot be loaded.
+    pub fn from_directory(
+        directory: impl AsRef<Path>,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
+        let size = Gpt2Size::from_directory(directory.as_ref())?;
+        lazy_load(Self::new(&size, device), directory, options)
+    }
+}
+
+impl Generate for Gpt2 {
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn device(&self) -> Device {
+        self.norm.gamma.device()
+    }
+
+    fn cache(&self, stored: Option<DType>) -> KeyValueCache {
+        KeyValueCache::new(self.blocks.len(), stored)
+    }
+
+    fn next_logits(&self, tokens: Tensor<2, Int>, at_once: usize, cache: &mut KeyValueCache) -> Tensor<2> {
+        let length = tokens.dims()[1];
+        let places = cache.places(length, &tokens.device());
+        let x = self.embedded(tokens, places);
+        let x = cache.pass(&self.blocks, x, at_once, |_| None, Block::forward);
+        self.words.logits(self.norm.forward(x.narrow(1, length - 1, 1))).squeeze_dim(1)
+    }
+}
