@@ -95,12 +95,9 @@ impl Attention {
             Some(before) => before.extend([key, value]),
             None => [key, value],
         };
-        let options = AttentionModuleOptions {
-            scale: self.scale,
-            softcap: self.softcap,
-            is_causal: part.unseen.is_none(),
-            ..Default::default()
-        };
+        let mut options =
+            AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
+        (options.scale, options.softcap) = (self.scale, self.softcap);
         let context = attention(query, key, value, part.unseen, None, options);
         self.output.forward(context.swap_dims(1, 2).flatten(2, 3))
     }
