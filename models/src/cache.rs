@@ -6,7 +6,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 /// Whole pages of 64 tokens are stored in one dtype, and up to 63 tokens more in the dtype of the model. While a layer runs, its keys and
 /// values are there once more, in the dtype of the model.
 ///
-/// The texts of a batch end together: shorter ones begin with padding, which no other token sees.
+/// The texts of a batch end together: shorter ones begin with padding, which no other token sees. Layers with a window keep all tokens, too.
 #[derive(Debug)]
 pub struct KeyValueCache {
     layers: Vec<LayerCache>,
@@ -36,7 +36,7 @@ impl KeyValueCache {
         Self { layers: vec![layer; layers], padding: vec![], tokens: 0 }
     }
 
-    /// With so many tokens of padding before each text of the batch.
+    /// With so many tokens of padding before each text of the batch, or before none if it is empty.
     ///
     /// # Panics
     ///
@@ -68,8 +68,9 @@ impl KeyValueCache {
         window: impl Fn(&L) -> Option<usize>,
         forward: impl Fn(&L, Tensor<3>, Part<'_>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let ([_, length, _], device) = (x.dims(), x.device());
+        let ([batch, length, _], device) = (x.dims(), x.device());
         assert!(length > 0 && at_once > 0, "some tokens, and some at once");
+        assert!(self.padding.is_empty() || self.padding.len() == batch, "a number for each text");
         assert_eq!(self.layers.len(), layers.len(), "the cache of a model is made by it");
         for (layer, before) in layers.iter().zip(&mut self.layers) {
             let parts = (0..length).step_by(at_once).map(|first| {
@@ -116,16 +117,14 @@ impl LayerCache {
     fn keep(&mut self, tail: [Tensor<4>; 2]) {
         let (tokens, dtype) = (tail[0].dims()[2], tail[0].dtype());
         let (whole, rest) = (tokens / PAGE * PAGE, tokens % PAGE);
-        if whole == 0 {
-            self.tail = Some(tail);
-            return;
-        }
         let stored = self.stored.unwrap_or(dtype);
         let page = |x: Tensor<4>| match x.narrow(2, 0, whole) {
             page if stored == dtype => copied(page),
             page => page.cast(stored),
         };
-        self.pages.push(tail.clone().map(page));
+        if whole > 0 {
+            self.pages.push(tail.clone().map(page));
+        }
         self.tail = (rest > 0).then(|| tail.map(|x| copied(x.narrow(2, whole, rest))));
     }
 }

@@ -75,6 +75,10 @@ impl DecoderSize {
     pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
         let mut fields = Fields::read(directory.join("config.json"))?;
         let family: String = fields.require("model_type")?;
+        const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"];
+        if !FAMILIES.contains(&family.as_str()) {
+            return Err(fields.unsupported("model_type", family.into()));
+        }
         let heads = fields.positive("num_attention_heads")?;
         // Null means as many as heads of queries; where it is missing, so do Llamas only.
         let key_heads = match family == "llama" || fields.has("num_key_value_heads") {
@@ -89,7 +93,7 @@ impl DecoderSize {
             heads,
             key_heads,
             head: fields.take("head_dim")?,
-            layers: fields.positive("num_hidden_layers")?,
+            layers: fields.few("num_hidden_layers")?,
             length: fields.positive("max_position_embeddings")?,
             window: None,
             theta: 10_000.0,
@@ -120,7 +124,7 @@ impl DecoderSize {
                 size.biases = fields.biases()?;
                 size.head = size.head.or(Some(256));
             }
-            "gemma2" | "gemma3_text" => {
+            _ => {
                 size.biases = fields.biases()?;
                 size.head = size.head.or(Some(256));
                 size.normalizes_heads = family == "gemma3_text";
@@ -132,15 +136,11 @@ impl DecoderSize {
                     attention_softcap: fields.softcap("attn_logit_softcapping", softcaps[0])?,
                     logit_softcap: fields.softcap("final_logit_softcapping", softcaps[1])?,
                 });
-                let every = match size.normalizes_heads {
-                    true => fields.window_pattern()?,
-                    false => 2,
-                };
                 let tokens = fields.with_default("sliding_window", 4096)?;
-                size.window = tokens.map(|tokens| Window { full_every: Some(every), ..Window::new(tokens) });
-                fields.layers_with_windows(&size)?;
+                fields.values.remove("sliding_window_size"); // the same, of Gemma 2; transformers does not read it
+                let every = fields.full_every(size.layers, if size.normalizes_heads { 6 } else { 2 })?;
+                size.window = tokens.map(|tokens| Window { full_every: every, ..Window::new(tokens) });
             }
-            _ => return Err(fields.unsupported("model_type", family.into())),
         }
         if family == "gemma3_text" {
             let (theta, stretch, of_windows) = fields.rotary_positions_of_both()?;
@@ -191,7 +191,7 @@ impl Gpt2Size {
             vocabulary: fields.positive("vocab_size")?,
             width: fields.positive("n_embd")?,
             heads: fields.positive("n_head")?,
-            layers: fields.positive("n_layer")?,
+            layers: fields.few("n_layer")?,
             length: fields.positive("n_positions")?,
             dropout: fields.take("resid_pdrop")?.unwrap_or(0.1),
         };
@@ -201,17 +201,19 @@ impl Gpt2Size {
         if !(0.0..1.0).contains(&size.dropout) {
             return Err(fields.unsupported("resid_pdrop", size.dropout.into()));
         }
-        fields.expect("embd_pdrop", &[size.dropout.into()])?;
-        fields.expect("n_ctx", &[size.length.into()])?;
+        let of_embeddings: Option<f64> = fields.take("embd_pdrop")?;
+        if let Some(other) = of_embeddings.filter(|&rate| rate != size.dropout) {
+            return Err(fields.unsupported("embd_pdrop", other.into()));
+        }
         fields.expect("n_inner", &[(4 * size.width).into()])?;
         fields.expect("activation_function", &["gelu_new".into()])?;
         fields.expect("layer_norm_epsilon", &[1e-5.into()])?;
         fields.expect("scale_attn_weights", &[true.into()])?;
         fields.expect("tie_word_embeddings", &[true.into()])?;
-        // What follows a summary of the text, which language models have not, and defaults of pipelines.
-        fields.values.retain(|field, _| {
-            !field.starts_with("summary_") && field != "attn_pdrop" && field != "task_specific_params"
-        });
+        // Summaries, which language models do not have, defaults of pipelines, and what was there before all of these.
+        const UNUSED: [&str; 5] =
+            ["attn_pdrop", "n_ctx", "n_special", "predict_special_tokens", "task_specific_params"];
+        fields.values.retain(|field, _| !field.starts_with("summary_") && !UNUSED.contains(&field.as_str()));
         fields.finish()?;
         Ok(size)
     }
@@ -234,6 +236,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
+    "_num_labels",
     "architectures",
     "bos_token_id",
     "cache_implementation",
@@ -243,6 +246,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "encoder_no_repeat_ngram_size",
     "eos_token_id",
     "finetuning_task",
+    "gradient_checkpointing",
     "id2label",
     "initializer_range",
     "is_llama_config", // of SmolLM2
@@ -254,12 +258,16 @@ const WITHOUT_EFFECT: &[&str] = &[
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
+    "num_labels",
     "num_return_sequences",
+    "output_past",
     "pad_token_id",
+    "prefix",
     "problem_type",
     "repetition_penalty",
     "return_dict",
     "temperature",
+    "tokenizer_class",
     "top_k",
     "top_p",
     "torch_dtype",
@@ -315,6 +323,14 @@ impl Fields {
         }
     }
 
+    /// A number of layers, all of which are made.
+    fn few(&mut self, field: &str) -> Result<usize, ConfigError> {
+        match self.positive(field)? {
+            number if number <= 1 << 16 => Ok(number),
+            number => Err(self.unsupported(field, number.into())),
+        }
+    }
+
     /// A positive number, also in f32.
     fn real(&mut self, field: &str) -> Result<Option<f64>, ConfigError> {
         match self.take::<f64>(field)? {
@@ -365,28 +381,17 @@ impl Fields {
         Ok(Biases { inputs, output: inputs, feed_forward: false })
     }
 
-    /// Every so many layers, one sees all tokens: of Gemma 3.
-    fn window_pattern(&mut self) -> Result<usize, ConfigError> {
-        let mut every = 6;
-        for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
-            if self.has(name) {
-                every = self.positive(name)?;
-            }
-        }
-        Ok(every)
-    }
-
-    /// If the layers are named one by one, they are those that have the window.
-    fn layers_with_windows(&mut self, size: &DecoderSize) -> Result<(), ConfigError> {
-        let Some(layers) = self.take::<Vec<String>>("layer_types")? else { return Ok(()) };
-        let kind = |layer: usize| match size.window {
-            Some(window) if window.is_of(layer) => "sliding_attention",
-            _ => "full_attention",
-        };
-        match layers.len() == size.layers
-            && layers.iter().enumerate().all(|(layer, name)| *name == kind(layer))
-        {
-            true => Ok(()),
+    /// [`Window::full_every`] of a Gemma: by the kinds of its layers, or else by a pattern, which may be the usual one.
+    fn full_every(&mut self, count: usize, usual: usize) -> Result<Option<usize>, ConfigError> {
+        const PATTERN: &str = "sliding_window_pattern";
+        self.values.remove("_sliding_window_pattern"); // what the kinds of the layers came from
+        let pattern = if self.has(PATTERN) { self.positive(PATTERN)? } else { usual };
+        let Some(layers) = self.take::<Vec<String>>("layer_types")? else { return Ok(Some(pattern)) };
+        let every = layers.iter().position(|kind| kind == "full_attention").map(|first| first + 1);
+        let window = Window { full_every: every, ..Window::new(1) };
+        let kind = |layer| if window.is_of(layer) { "sliding_attention" } else { "full_attention" };
+        match layers.len() == count && layers.iter().enumerate().all(|(layer, name)| name == kind(layer)) {
+            true => Ok(every),
             false => Err(self.unsupported("layer_types", layers.into())),
         }
     }
@@ -589,7 +594,7 @@ mod tests {
         let expected = DecoderSize { gemma: Some(gemma), window: Some(window), ..first };
         assert_eq!(second, Ok(expected));
         // As versions 4 and 5 of `transformers` write it.
-        let window = Window { full_every: Some(6), theta: Some(100.0), ..Window::new(8) };
+        let window = Window { full_every: Some(2), theta: Some(100.0), ..Window::new(8) };
         let gemma = Gemma { attention_softcap: None, attention_scale: Some(1.0 / 16.0), ..gemma };
         let third = DecoderSize {
             gemma: Some(gemma),
@@ -601,19 +606,30 @@ mod tests {
         };
         let linear = json!({"rope_type": "linear", "factor": 8.0});
         let before = json!({
-            "model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 6, "rope_local_base_freq": 100.0,
+            "model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2, "rope_local_base_freq": 100.0,
             "rope_theta": 1000000.0, "rope_scaling": linear.clone(), "attn_logit_softcapping": null
         });
         assert_eq!(of(before), Ok(third));
         let mut full = linear;
         full["rope_theta"] = 1e6.into();
         let now = json!({
-            "model_type": "gemma3_text", "sliding_window": 8, "layer_types": ["sliding_attention", "sliding_attention"],
+            "model_type": "gemma3_text", "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
         });
         assert_eq!(of(now), Ok(third));
-        let other = json!({"model_type": "gemma2", "layer_types": ["full_attention", "sliding_attention"]});
-        assert!(of(other).is_err_and(|error| error.starts_with("layer_types is")));
+        let kinds = |kinds: &[&str]| {
+            of(json!({"model_type": "gemma2", "layer_types": kinds, "num_hidden_layers": 3}))
+        };
+        let (full, window) = ("full_attention", "sliding_attention");
+        let every = |size: Result<DecoderSize, String>| {
+            size.map(|size| size.window.and_then(|window| window.full_every))
+        };
+        assert_eq!(every(kinds(&[window, window, full])), Ok(Some(3)));
+        assert_eq!(every(kinds(&[full; 3])), Ok(Some(1)));
+        assert_eq!(every(kinds(&[window; 3])), Ok(None));
+        for wrong in [&[full, window, window][..], &[window; 2], &[window, "chunked_attention", window]] {
+            assert!(kinds(wrong).is_err_and(|error| error.starts_with("layer_types is")));
+        }
         let both_ways = json!({"model_type": "gemma3_text", "use_bidirectional_attention": true});
         assert_eq!(of(both_ways), Err("use_bidirectional_attention is true, which is not supported".into()));
     }
@@ -654,6 +670,12 @@ mod tests {
             Gpt2Size::from_directory(directory.path()).map_err(|error| error.to_string())
         };
         assert_eq!(of(json!({})), Ok(Gpt2Size { dropout: 0.1, ..Gpt2Size::TINY }));
+        // Of gpt2-medium and distilgpt2.
+        let old = json!({
+            "n_ctx": 13, "n_special": 0, "predict_special_tokens": true, "_num_labels": 1, "output_past": true,
+            "resid_pdrop": 0, "embd_pdrop": 0.0
+        });
+        assert_eq!(of(old), Ok(Gpt2Size::TINY));
         for (changes, expected) in [
             (json!({"model_type": "gptj"}), "model_type"),
             (json!({"n_head": 5}), "n_head"),
@@ -672,9 +694,10 @@ mod tests {
     fn what_is_not_there_is_refused_by_name() {
         for (changes, expected) in [
             (
-                json!({"model_type": "phi3", "num_key_value_heads": 6}),
-                r#"model_type is "phi3", which is not supported"#,
+                json!({"model_type": "gemma3", "text_config": {}}),
+                r#"model_type is "gemma3", which is not supported"#,
             ),
+            (json!({"num_hidden_layers": 1 << 17}), "num_hidden_layers is 131072, which is not supported"),
             (json!({"hidden_act": "gelu"}), r#"hidden_act is "gelu", which is not supported"#),
             (json!({"vocab_size": null}), "there is no vocab_size"),
             (json!({"vocab_size": "many"}), r#"vocab_size is "many", which is not supported"#),

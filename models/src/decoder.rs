@@ -20,8 +20,13 @@ fn linear_layer(input: usize, output: usize, bias: bool, device: &Device) -> Lin
     LinearConfig::new(input, output).with_bias(bias).init(device)
 }
 
+/// Begins as a multiplication with 1.
 fn norm(size: &DecoderSize, width: usize, device: &Device) -> RmsNorm {
-    RmsNormConfig::new(width).with_epsilon(size.epsilon).init(device)
+    let norm = RmsNormConfig::new(width).with_epsilon(size.epsilon).init(device);
+    match size.gemma {
+        Some(_) => RmsNorm { gamma: Initializer::Zeros.init([width], device), ..norm },
+        None => norm,
+    }
 }
 
 /// Multiplies with `1 + gamma` if it `adds_one`.
@@ -301,6 +306,10 @@ impl HuggingFace for Llama {
         (r"\.mlp\.up_proj\.", ".gate.linear_outer."),
         (r"\.mlp\.down_proj\.", ".down."),
     ];
+
+    fn tied_table(&self) -> Option<&'static str> {
+        self.head.is_none().then_some("words")
+    }
 
     fn first_names(&self) -> &'static [(&'static str, &'static str)] {
         if self.normalizes_outputs() { GEMMA } else { &[] }

@@ -2,15 +2,16 @@
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
 use crate::hugging_face::{LoadError, load_from, open};
+use crate::tables::are_equal;
 use burn::tensor::DType;
-use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFile};
+use burn_memsave::lazy::{LazyOptions, LazyReport};
 use std::path::Path;
 
 impl Llama {
     /// The model in a directory of Hugging Face: the size in its `config.json`, and its weights, which stay in their file as far as the options
     /// say.
     ///
-    /// Rotations are tabulated for the longest sequence that the configuration allows, which takes 64 MiB for Llama 3.2 1B. With another
+    /// Rotations are tabulated for the longest sequence that the configuration allows, which takes 64 MiB for Llama 3.2 1B and 128 MiB for Gemma 3 1B. With another
     /// [length](DecoderSize::with_length), [`load`](Self::load) takes less.
     ///
     /// ```no_run
@@ -59,7 +60,7 @@ impl Llama {
         let model = new(size);
         let file = open(&model, path)?;
         match size.tied && file.tensors().any(|tensor| tensor.name == HEAD) {
-            true if !Tables::are_equal(size, &file, device)? => {
+            true if !are_equal(&file, HEAD, [size.vocabulary, size.width], device)? => {
                 load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[])
             }
             is_twice => load_from(model, &file, options, if is_twice { &[HEAD] } else { &[] }),
@@ -69,30 +70,6 @@ impl Llama {
 
 /// The weight of a head that is not the embedding.
 const HEAD: &str = "head.weight";
-
-/// The embedding, and a head.
-#[derive(Module, Debug)]
-struct Tables {
-    words: Embedding,
-    head: Embedding,
-}
-
-impl Tables {
-    /// Whether both have the same numbers in a file. Some rows are read at a time.
-    fn are_equal(size: &DecoderSize, file: &WeightFile, device: &Device) -> Result<bool, LazyError> {
-        const ROWS: usize = 1 << 10;
-        let device = device.clone().without_autodiff();
-        let table = || EmbeddingConfig::new(size.vocabulary, size.width).init(&device);
-        let tables = Self { words: table(), head: table() };
-        let options = LazyOptions::new().with_min_bytes(0).with_prefetch(0);
-        let (Self { words, head }, _) = tables.lazy_load(file, &options)?;
-        Ok((0..size.vocabulary).step_by(ROWS).all(|first| {
-            let rows = first as i64..(first + ROWS).min(size.vocabulary) as i64;
-            let rows = Tensor::<1, Int>::arange(rows, &device).unsqueeze::<2>();
-            words.forward(rows.clone()).into_data() == head.forward(rows).into_data()
-        }))
-    }
-}
 
 impl Generate for Llama {
     fn vocabulary(&self) -> usize {

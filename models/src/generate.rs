@@ -23,7 +23,8 @@ pub trait Generate {
     ///
     /// # Panics
     ///
-    /// If there are no tokens, or `at_once` is 0, or if another model made the cache.
+    /// If there are no tokens, or more than the [`length`](Self::length) in all, if `at_once` is 0, if another model made the cache, or if its
+    /// padding is that of another number of texts.
     fn next_logits(&self, tokens: Tensor<2, Int>, at_once: usize, cache: &mut KeyValueCache) -> Tensor<2>;
 }
 
@@ -144,6 +145,14 @@ pub enum GenerateError {
         "the model is on a device that tracks gradients; load it on one that does not, or generate with `model.valid()`"
     )]
     Tracked,
+    /// The logits after a prompt are not finite: numbers became too large, as those of Gemmas do in f16.
+    #[error("the logits after prompt {prompt} and {tokens} more tokens are not numbers; try bf16 or f32")]
+    NotFinite {
+        /// Its number, from 0.
+        prompt: usize,
+        /// The tokens that had been generated.
+        tokens: usize,
+    },
     /// A number of [`Sampling`] that cannot be meant.
     #[error("sampling with {name} {value}")]
     Sampling {
@@ -159,9 +168,10 @@ pub enum GenerateError {
 ///
 /// # Errors
 ///
-/// If a prompt is empty, or too long together with the tokens that are asked for, or if sampling makes no sense.
+/// If a prompt is empty, too long together with the tokens that are asked for, or has a token that the model does not have; if the options make
+/// no sense; if the model is on a device that tracks gradients; or if its numbers became too large for their dtype.
 pub fn generate(
-    model: &impl Generate,
+    model: &(impl Generate + ?Sized),
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
     mut on_token: impl FnMut(usize, u32),
@@ -169,7 +179,7 @@ pub fn generate(
     check(model, prompts, options)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let padding: Vec<usize> = prompts.iter().map(|prompt| longest - prompt.len()).collect();
-    // With tokens of the prompt, since the features of others may be too large for half precision.
+    // With tokens of the prompt, since the features of other tokens may be too large for half precision.
     let padded = prompts.iter().zip(&padding).flat_map(|(prompt, &padding)| {
         core::iter::repeat_n(prompt[0], padding).chain(prompt.iter().copied())
     });
@@ -189,6 +199,10 @@ pub fn generate(
         let logits = model.next_logits(tokens, options.at_once, &mut cache);
         let [_, vocabulary] = logits.dims();
         let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
+        if let Some(at) = logits.iter().position(|logit| logit.is_nan()) {
+            let prompt = at / vocabulary;
+            return Err(GenerateError::NotFinite { prompt, tokens: texts[prompt].len() });
+        }
         next = logits
             .chunks_exact(vocabulary)
             .map(|logits| match (&options.sampling, &mut rng) {
@@ -207,7 +221,7 @@ pub fn generate(
 }
 
 fn check(
-    model: &impl Generate,
+    model: &(impl Generate + ?Sized),
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
 ) -> Result<(), GenerateError> {

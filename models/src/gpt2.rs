@@ -155,6 +155,10 @@ impl HuggingFace for Gpt2 {
         (r"\.mlp\.c_proj\.", ".outer."),
     ];
 
+    fn tied_table(&self) -> Option<&'static str> {
+        Some("words")
+    }
+
     fn module_name(&self, path: &str) -> String {
         let here_and_there = [
             ("words", "transformer.wte"),

@@ -1,7 +1,8 @@
 // What only a model of burn-memsave's layers can do: tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, lazy_load};
+use crate::hugging_face::{LoadError, load_from, open};
+use crate::tables::are_equal;
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport};
 use std::path::Path;
@@ -12,14 +13,23 @@ impl Gpt2 {
     ///
     /// # Errors
     ///
-    /// If the configuration asks for what this model does not have, or if the weights cannot be loaded.
+    /// If the configuration asks for what this model does not have, if the weights cannot be loaded, or if the file has a head with other
+    /// numbers than the embedding.
     pub fn from_directory(
         directory: impl AsRef<Path>,
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
+        const HEAD: &str = "unused.lm_head.weight";
         let size = Gpt2Size::from_directory(directory.as_ref())?;
-        lazy_load(Self::new(&size, device), directory, options)
+        let model = Self::new(&size, device);
+        let file = open(&model, directory)?;
+        let has_head = file.tensors().any(|tensor| tensor.name == HEAD);
+        if has_head && !are_equal(&file, HEAD, [size.vocabulary, size.width], device)? {
+            let file = file.path().to_path_buf();
+            return Err(LoadError::Names { file, missing: vec![], unused: vec!["lm_head.weight".into()] });
+        }
+        load_from(model, &file, options, &[])
     }
 }
 

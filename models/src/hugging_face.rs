@@ -10,8 +10,8 @@
 //! # Ok::<(), hugging_face::LoadError>(())
 //! ```
 use crate::ConfigError;
-use burn::module::Module;
-use burn::tensor::DType;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Tensor};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrders, WeightFile};
 use burn_memsave::peft::{self, ModuleNames, PeftConfig, PeftError};
 use burn_store::ModuleAdapter;
@@ -26,6 +26,11 @@ pub trait HuggingFace: Module {
     /// Replacements before those in [`NAMES`](Self::NAMES).
     fn first_names(&self) -> &'static [(&'static str, &'static str)] {
         &[]
+    }
+
+    /// The path here of the embedding that is the head, too.
+    fn tied_table(&self) -> Option<&'static str> {
+        None
     }
 
     /// The path there of the module at this path here.
@@ -120,25 +125,64 @@ pub(crate) fn replaced(path: &str, here_and_there: &[(&str, &str)]) -> String {
 ///
 /// # Errors
 ///
-/// Those of [`peft::load`].
+/// Those of [`peft::load`], and an error if an embedding that is also the head has an adapter or is trained: in Python, the head then stays as it
+/// was.
 pub fn load_adapters<M: HuggingFace>(
     model: M,
     directory: impl AsRef<Path>,
 ) -> Result<(M, PeftConfig), PeftError> {
     let names = names(&model);
-    peft::load(model, directory, names)
+    let (model, config) = peft::load(model, directory, names)?;
+    check_tied_table(&model, &config)?;
+    Ok((model, config))
+}
+
+fn check_tied_table<M: HuggingFace>(model: &M, config: &PeftConfig) -> Result<(), PeftError> {
+    let Some(table) = model.tied_table() else { return Ok(()) };
+    let name = model.module_name(table);
+    let last = name.rsplit('.').next().unwrap_or(&name);
+    let mut adapted = Adapted { table, path: vec![], found: false };
+    model.visit(&mut adapted);
+    if !adapted.found && !config.modules_to_save().iter().any(|module| module == last) {
+        return Ok(());
+    }
+    let reason = "it is the head, too, which would change with it here and not in Python".into();
+    Err(PeftError::Adapter { module: table.into(), reason })
+}
+
+/// Whether there are parameters of an adapter at the weight of a table.
+struct Adapted {
+    table: &'static str,
+    path: Vec<String>,
+    found: bool,
+}
+
+impl ModuleVisitor for Adapted {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+        self.found |= self.path.first().is_some_and(|first| first == self.table) && self.path.len() > 2;
+    }
 }
 
 /// Writes the adapters of a network for Python's `peft`. See [`peft::save`].
 ///
 /// # Errors
 ///
-/// Those of [`peft::save`].
+/// Those of [`peft::save`], and that of [`load_adapters`].
 pub fn save_adapters<M: HuggingFace>(
     model: &M,
     config: impl Into<PeftConfig>,
     directory: impl AsRef<Path>,
 ) -> Result<(), PeftError> {
+    let config = config.into();
+    check_tied_table(model, &config)?;
     peft::save(model, config, directory, names(model))
 }
 

@@ -16,6 +16,7 @@ pub mod hugging_face;
 pub mod repeated;
 mod rotate;
 mod size;
+mod tables;
 
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
@@ -98,7 +99,7 @@ models!(
     "gpt2_inference.rs"
 );
 models!(
-    /// The same with fused heads and losses.
+    /// The same with fused heads and losses, except where logits have a softcap.
     fused,
     burn_memsave::nn,
     burn_memsave::functional,

@@ -83,6 +83,22 @@ impl Gpt2Size {
 
     /// For tests.
     pub const TINY: Self = Self { vocabulary: 50, width: 24, heads: 3, layers: 2, length: 12, dropout: 0.0 };
+
+    /// The most bytes of keys and values, as [`DecoderSize::cache_bytes`].
+    pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
+        cache_bytes([self.layers, self.width, texts, 1], length, stored, computed)
+    }
+}
+
+/// The most bytes of so many keys, and as many values, for each token of up to this length.
+fn cache_bytes(features: [usize; 4], length: usize, stored: DType, computed: DType) -> u64 {
+    let bytes = |length: usize| {
+        let tail = length % PAGE;
+        ((length - tail) as u64).saturating_mul(stored.size() as u64) + (tail * computed.size()) as u64
+    };
+    // Those of a page that is not complete may be more than those of one that is.
+    let most = bytes(length).max(bytes((length / PAGE * PAGE).saturating_sub(1)));
+    features.iter().fold(most.saturating_mul(2), |bytes, &count| bytes.saturating_mul(count as u64))
 }
 
 /// The size of a T5.
@@ -177,7 +193,7 @@ pub struct DecoderSize {
 pub struct Window {
     /// Itself and those before it, so many in all.
     pub tokens: usize,
-    /// Every so many layers, one sees all tokens.
+    /// Every n-th layer sees all tokens.
     pub full_every: Option<usize>,
     /// The base of the wavelengths of rotary positions in layers with the window, which are not stretched. `None`: as in other layers.
     pub theta: Option<f32>,
@@ -195,8 +211,8 @@ impl Window {
     }
 }
 
-/// What Gemmas have besides: GELUs instead of SiLUs in gates, norms that multiply with `1 + gamma`, and embeddings that are multiplied with
-/// the square root of the width.
+/// What only Gemmas have: GELUs instead of SiLUs in gates, norms that multiply with `1 + gamma`, and embeddings that are multiplied with the
+/// square root of the width. In half precision `1 + gamma` is rounded, which `transformers` computes in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gemma {
     /// Whether the outputs of attentions and of feed-forward layers are normalized, too.
@@ -225,7 +241,7 @@ impl Biases {
     pub const NONE: Self = Self { inputs: false, output: false, feed_forward: false };
 }
 
-/// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`.
+/// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`, or [`linear`](Self::linear).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryStretch {
     /// The factor by which long wavelengths are stretched.
@@ -258,17 +274,11 @@ impl DecoderSize {
     /// The most bytes of keys and values of so many texts of up to this length, where whole [pages](crate::KeyValueCache) are stored in one
     /// dtype, and the model computes in another.
     pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
-        let bytes = |length: usize| {
-            let tail = length % PAGE;
-            (length - tail) * stored.size() + tail * computed.size()
-        };
-        // Those of a page that is not complete may be more than those of one that is.
-        let most = bytes(length).max(bytes((length / PAGE * PAGE).saturating_sub(1)));
-        let features = 2 * self.layers * self.key_heads * self.head_width();
-        (features as u64).saturating_mul(texts as u64).saturating_mul(most as u64)
+        cache_bytes([self.layers, self.key_heads, self.head_width(), texts], length, stored, computed)
     }
 
-    /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each feature of a head.
+    /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each feature of a head,
+    /// twice that if layers with a [window](Window::theta) have other ones.
     pub const fn with_length(self, length: usize) -> Self {
         Self { length, ..self }
     }

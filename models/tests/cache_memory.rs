@@ -2,8 +2,8 @@
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_memsave::measure::{RunMemory, TrackingAllocator};
-use burn_memsave_models::memsave::decoder::Llama;
-use burn_memsave_models::{Decoder, DecoderSize, Generate, KeyValueCache};
+use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
+use burn_memsave_models::{Decoder, DecoderSize, Generate, Gpt2Size, KeyValueCache};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -14,6 +14,27 @@ const RECORDS: u64 = 16 << 10;
 /// It holds the bytes that it says, whatever the parts in which a prompt was computed: no page keeps the part that it was in.
 #[test]
 fn a_cache_holds_what_it_says() {
+    of_a_llama();
+    of_a_gpt2();
+}
+
+/// Its queries, keys and values are parts of one tensor, also of a prompt that does not fill a page.
+fn of_a_gpt2() {
+    let device = Device::flex();
+    let size = Gpt2Size { width: 96, length: 100, ..Gpt2Size::TINY };
+    let model = Gpt2::new(&size, &device);
+    let tokens = Tensor::<2, Int>::ones([1, 40], &device);
+    drop(model.next_logits(tokens.clone(), 40, &mut model.cache(None)));
+    let mut memory = RunMemory::start(&device);
+    memory.step();
+    let mut cache = model.cache(None);
+    drop(model.next_logits(tokens, 40, &mut cache));
+    memory.step();
+    assert_eq!(cache.bytes(), size.cache_bytes(1, 40, DType::F32, DType::F32));
+    assert_held(&memory, &cache, "a GPT-2");
+}
+
+fn of_a_llama() {
     let device = Device::flex();
     let size = DecoderSize { width: 64, heads: 4, length: 400, ..DecoderSize::LLAMA_3_2_1B.tiny() };
     let model = Llama::new(&size, &device);
@@ -33,15 +54,15 @@ fn a_cache_holds_what_it_says() {
             let mut cache = model.cache(stored);
             fill(&mut cache, at_once);
             memory.step();
-            let [before, after] =
-                [0, 1].map(|step| memory.steps()[step].after.expect("the allocator counts"));
-            let held = after.saturating_sub(before);
             assert_eq!(cache.bytes(), size.cache_bytes(1, 303, stored.unwrap_or(DType::F32), DType::F32));
-            assert!(
-                (cache.bytes()..cache.bytes() + RECORDS).contains(&held),
-                "{stored:?}, {at_once} at once: {held} bytes are held, the cache says {}",
-                cache.bytes()
-            );
+            assert_held(&memory, &cache, &format!("{stored:?}, {at_once} at once"));
         }
     }
+}
+
+/// The second step held as many bytes more as the cache says.
+fn assert_held(memory: &RunMemory, cache: &KeyValueCache, case: &str) {
+    let [before, after] = [0, 1].map(|step| memory.steps()[step].after.expect("the allocator counts"));
+    let (held, said) = (after.saturating_sub(before), cache.bytes());
+    assert!((said..said + RECORDS).contains(&held), "{case}: {held} bytes are held, the cache says {said}");
 }

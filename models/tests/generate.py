@@ -134,6 +134,16 @@ for name, (make, config) in families.items():
     model.save_pretrained(directory / name)
     expect(name, texts)
 
+make, config = families["gpt2"]
+model, texts = with_clear_texts(make, config)
+for name in "gpt2_twice", "gpt2_head":
+    state = model.state_dict()
+    if name == "gpt2_head":
+        state["lm_head.weight"] = state["lm_head.weight"] + 1
+    config.save_pretrained(directory / name)
+    torch.save(state, directory / name / "pytorch_model.bin")
+    expect(name, texts)
+
 # The head is the embedding, and the file has both: the same numbers, and others.
 for name, tied in ("llama_twice", True), ("llama_head", False):
     make, config = families["llama"]

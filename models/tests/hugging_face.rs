@@ -185,6 +185,24 @@ impl ModuleMapper for Shake {
     }
 }
 
+/// In Python, the head of a tied model stays as it was when its embedding is trained.
+#[test]
+fn adapters_of_embeddings_that_are_heads_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let save = |size: DecoderSize, config: PeftConfig, of: &str| {
+        let lora = Lora::new(2, 2.0).set_param_group(ParamGroup::from_regex(of).unwrap());
+        let model = memsave::decoder::Llama::new(&size, &Device::flex().autodiff()).apply_lora(lora);
+        save_adapters(&model, config, directory.path()).map_err(|error| error.to_string())
+    };
+    let (config, words) = (|| PeftConfig::new(2, 2.0), r"^words\.weight$|query\.weight$");
+    let tied = DecoderSize::LLAMA_3_2_1B.tiny();
+    let refused = |saved: Result<(), String>| assert!(saved.unwrap_err().contains("it is the head, too"));
+    refused(save(tied, config(), words));
+    refused(save(tied, config().with_modules_to_save(["embed_tokens"]), r"query\.weight$"));
+    save(tied, config(), r"query\.weight$").unwrap();
+    save(DecoderSize { tied: false, ..tied }, config(), words).unwrap();
+}
+
 /// What is in the directories of a directory.
 fn networks_compute_what_is_expected(directory: &Path) {
     let at = |name: &str| directory.join(name);
