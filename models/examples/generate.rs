@@ -8,10 +8,13 @@
 //! The budget is that of weights and of keys and values together. What a layer computes in comes on top.
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device};
-use burn_memsave::lazy::LazyOptions;
+use burn_memsave::lazy::{LazyOptions, LazyReport};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
-use burn_memsave_models::memsave::decoder::Llama;
-use burn_memsave_models::{DecoderSize, GenerateOptions, Sampling, generate};
+use burn_memsave_models::hugging_face::LoadError;
+use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
+use burn_memsave_models::{
+    ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, Sampling, generate,
+};
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
@@ -86,10 +89,63 @@ impl Numbers {
     }
 }
 
+/// The size of a model.
+enum Size {
+    Decoder(DecoderSize),
+    Gpt2(Gpt2Size),
+}
+
+impl Size {
+    fn read(directory: &Path) -> Result<Self, ConfigError> {
+        match DecoderSize::from_directory(directory) {
+            Err(ConfigError::Unsupported { field, value, .. })
+                if field == "model_type" && value == "gpt2" =>
+            {
+                Ok(Self::Gpt2(Gpt2Size::from_directory(directory)?))
+            }
+            size => Ok(Self::Decoder(size?)),
+        }
+    }
+
+    /// The longest text.
+    fn length(&self) -> usize {
+        match self {
+            Self::Decoder(size) => size.length,
+            Self::Gpt2(size) => size.length,
+        }
+    }
+
+    fn cache_bytes(&self, texts: usize, length: usize, [stored, computed]: [DType; 2]) -> u64 {
+        match self {
+            Self::Decoder(size) => size.cache_bytes(texts, length, stored, computed),
+            Self::Gpt2(size) => size.cache_bytes(texts, length, stored, computed),
+        }
+    }
+
+    /// The model, for texts of this length.
+    fn load(
+        &self,
+        length: usize,
+        directory: &Path,
+        options: &LazyOptions,
+    ) -> Result<(Box<dyn Generate>, LazyReport), LoadError> {
+        let device = Device::flex();
+        Ok(match self {
+            Self::Decoder(size) => {
+                let (model, report) = Llama::load(&size.with_length(length), directory, options, &device)?;
+                (Box::new(model), report)
+            }
+            Self::Gpt2(_) => {
+                let (model, report) = Gpt2::from_directory(directory, options, &device)?;
+                (Box::new(model), report)
+            }
+        })
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
-    let device = Device::flex();
     let tokenizer =
         Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| error.to_string())?;
     let template = args.chat.then(|| ChatTemplate::read(&args.model)).transpose()?;
@@ -103,17 +159,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).saturating_add(args.tokens);
     let (computed, stored) = (args.dtype.dtype(), args.cache.unwrap_or(args.dtype).dtype());
-    let size = DecoderSize::from_directory(&args.model)?;
-    if longest > size.length {
-        return Err(format!("{longest} tokens, and the longest text has {}", size.length).into());
+    let size = Size::read(&args.model)?;
+    if longest > size.length() {
+        return Err(format!("{longest} tokens, and the longest text has {}", size.length()).into());
     }
-    let size = size.with_length(longest);
-    let of_cache = size.cache_bytes(prompts.len(), longest, stored, computed);
+    let of_cache = size.cache_bytes(prompts.len(), longest, [stored, computed]);
     let of_weights = args.budget.as_u64().checked_sub(of_cache).ok_or_else(|| {
         format!("keys and values of {longest} tokens take {} MiB, more than the budget", mib(of_cache))
     })?;
     let options = LazyOptions::new().with_budget(of_weights).with_dtype(computed);
-    let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
+    let (model, report) = size.load(longest, &args.model, &options)?;
 
     let mut generation = GenerateOptions::new(args.tokens)
         .with_ends(ends(&args.model)?)
@@ -124,11 +179,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let temperature = temperature.unwrap_or(1.0);
         generation = generation.with_sampling(Sampling { temperature, top_k, top_p, seed });
     }
-    let mut memory = args.plot.is_some().then(|| RunMemory::start(&device));
+    let mut memory = args.plot.is_some().then(|| RunMemory::start(&Device::flex()));
     let mut words = tokenizer.decode_stream(true);
     let begin = Instant::now();
     let (mut first, mut undecoded) = (None, None);
-    let generated = generate(&model, &prompts, &generation, |_, token| {
+    let generated = generate(&*model, &prompts, &generation, |_, token| {
         first.get_or_insert_with(|| begin.elapsed());
         // One text as it comes; several when they are complete.
         if prompts.len() == 1 {
@@ -221,8 +276,9 @@ impl ChatTemplate {
     /// What the user says, as the model reads it.
     fn apply(&self, prompt: &str) -> Result<String, Box<dyn Error>> {
         let mut environment = minijinja::Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        let syntax =
+            minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
