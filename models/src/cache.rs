@@ -101,22 +101,27 @@ impl LayerCache {
     /// Adds keys and values, and returns all of them.
     pub(crate) fn extend(&mut self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let dtype = new[0].dtype();
-        let tail = match self.tail.take() {
-            Some(tail) => zip(tail, new, |tail, new| Tensor::cat(vec![tail, new], 2)),
-            None => new,
+        // What is joined has memory of its own.
+        let (tail, is_own) = match self.tail.take() {
+            Some(tail) => (zip(tail, new, |tail, new| Tensor::cat(vec![tail, new], 2)), true),
+            None => (new, false),
         };
         let all = [0, 1].map(|at| {
             let pages = self.pages.iter().map(|page| page[at].clone().cast(dtype));
             joined(pages.chain([tail[at].clone()]).collect())
         });
-        self.keep(tail);
+        self.keep(tail, is_own);
         all
     }
 
     /// Stores the whole pages of what does not fill a page yet.
-    fn keep(&mut self, tail: [Tensor<4>; 2]) {
+    fn keep(&mut self, tail: [Tensor<4>; 2], is_own: bool) {
         let (tokens, dtype) = (tail[0].dims()[2], tail[0].dtype());
         let (whole, rest) = (tokens / PAGE * PAGE, tokens % PAGE);
+        if whole == 0 && is_own {
+            self.tail = Some(tail);
+            return;
+        }
         let stored = self.stored.unwrap_or(dtype);
         let page = |x: Tensor<4>| match x.narrow(2, 0, whole) {
             page if stored == dtype => copied(page),

@@ -85,7 +85,7 @@ impl DecoderSize {
             true => fields.take("num_key_value_heads")?.unwrap_or(heads),
             false => fields.require("num_key_value_heads")?,
         };
-        let is_gemma = family.starts_with("gemma");
+        let (is_gemma, is_gemma3) = (family.starts_with("gemma"), family == "gemma3_text");
         let mut size = Self {
             vocabulary: fields.positive("vocab_size")?,
             width: fields.positive("hidden_size")?,
@@ -127,8 +127,8 @@ impl DecoderSize {
             _ => {
                 size.biases = fields.biases()?;
                 size.head = size.head.or(Some(256));
-                size.normalizes_heads = family == "gemma3_text";
-                let softcaps = if size.normalizes_heads { [None; 2] } else { [Some(50.0), Some(30.0)] };
+                size.normalizes_heads = is_gemma3;
+                let softcaps = if is_gemma3 { [None; 2] } else { [Some(50.0), Some(30.0)] };
                 let scalar = fields.real("query_pre_attn_scalar")?.unwrap_or(256.0);
                 size.gemma = Some(Gemma {
                     normalizes_outputs: true,
@@ -138,16 +138,16 @@ impl DecoderSize {
                 });
                 let tokens = fields.with_default("sliding_window", 4096)?;
                 fields.values.remove("sliding_window_size"); // the same, of Gemma 2; transformers does not read it
-                let every = fields.full_every(size.layers, if size.normalizes_heads { 6 } else { 2 })?;
+                let every = fields.full_every(size.layers, if is_gemma3 { 6 } else { 2 })?;
                 size.window = tokens.map(|tokens| Window { full_every: every, ..Window::new(tokens) });
             }
         }
-        if family == "gemma3_text" {
+        if is_gemma3 {
             let (theta, stretch, of_windows) = fields.rotary_positions_of_both()?;
             (size.theta, size.stretch) = (theta, stretch);
             size.window.iter_mut().for_each(|window| window.theta = Some(of_windows));
         } else {
-            (size.theta, size.stretch) = fields.rotary_positions()?;
+            (size.theta, size.stretch) = fields.rotary_positions(1e4)?;
         }
         let activations = if is_gemma { &["gelu_pytorch_tanh", "gelu"][..] } else { &["silu"] };
         let activations: Vec<Value> = activations.iter().map(|&name| name.into()).collect();
@@ -415,9 +415,7 @@ impl Fields {
         const WINDOW: f64 = 1e4;
         let Some(mut both) = self.take_fields("rope_parameters")? else {
             let of_windows = self.real("rope_local_base_freq")?.unwrap_or(WINDOW);
-            let theta = self.real("rope_theta")?.unwrap_or(FULL);
-            self.values.insert("rope_theta".into(), theta.into());
-            let (theta, stretch) = self.rotary_positions()?;
+            let (theta, stretch) = self.rotary_positions(FULL)?;
             return Ok((theta, stretch, of_windows as f32));
         };
         let mut of = |kind: &str, usual: f64| {
@@ -438,10 +436,9 @@ impl Fields {
         Ok((theta, stretch, of_windows))
     }
 
-    /// The base of the wavelengths of rotary positions, and how they are stretched: `rope_parameters` as of version 5, before that `rope_theta`
-    /// and `rope_scaling`.
-    fn rotary_positions(&mut self) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
-        const USUAL: f64 = 10_000.0;
+    /// The base of the wavelengths of rotary positions, which may be the usual one, and how they are stretched: `rope_parameters` as of version
+    /// 5, before that `rope_theta` and `rope_scaling`.
+    fn rotary_positions(&mut self, usual: f64) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
         let theta = self.real("rope_theta")?;
         let (parameters, theta) = match self.take_fields("rope_parameters")? {
             Some(mut parameters) => {
@@ -450,11 +447,11 @@ impl Fields {
             }
             None => match self.take_fields("rope_scaling")? {
                 Some(parameters) => (parameters, theta),
-                None => return Ok((theta.unwrap_or(USUAL) as f32, None)),
+                None => return Ok((theta.unwrap_or(usual) as f32, None)),
             },
         };
         let stretch = parameters.stretch()?;
-        Ok((theta.unwrap_or(USUAL) as f32, stretch))
+        Ok((theta.unwrap_or(usual) as f32, stretch))
     }
 
     /// How wavelengths are stretched, by the fields that say so and no others.

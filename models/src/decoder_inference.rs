@@ -2,7 +2,7 @@
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
 use crate::hugging_face::{LoadError, load_from, open};
-use crate::tables::are_equal;
+use crate::tables::{HEAD, has_another_head};
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport};
 use std::path::Path;
@@ -11,8 +11,8 @@ impl Llama {
     /// The model in a directory of Hugging Face: the size in its `config.json`, and its weights, which stay in their file as far as the options
     /// say.
     ///
-    /// Rotations are tabulated for the longest sequence that the configuration allows, which takes 64 MiB for Llama 3.2 1B and 128 MiB for Gemma 3 1B. With another
-    /// [length](DecoderSize::with_length), [`load`](Self::load) takes less.
+    /// Rotations are tabulated for the longest sequence that the configuration allows, which takes 64 MiB for Llama 3.2 1B and 128 MiB for
+    /// Gemma 3 1B. With another [length](DecoderSize::with_length), [`load`](Self::load) takes less.
     ///
     /// ```no_run
     /// use burn::tensor::Device;
@@ -59,17 +59,15 @@ impl Llama {
         };
         let model = new(size);
         let file = open(&model, path)?;
-        match size.tied && file.tensors().any(|tensor| tensor.name == HEAD) {
-            true if !are_equal(&file, HEAD, [size.vocabulary, size.width], device)? => {
-                load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[])
-            }
-            is_twice => load_from(model, &file, options, if is_twice { &[HEAD] } else { &[] }),
+        if !size.tied {
+            return load_from(model, &file, options, &[]);
+        }
+        match has_another_head(&file, [size.vocabulary, size.width], device)? {
+            true => load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[]),
+            false => load_from(model, &file, options, &[HEAD]),
         }
     }
 }
-
-/// The weight of a head that is not the embedding.
-const HEAD: &str = "head.weight";
 
 impl Generate for Llama {
     fn vocabulary(&self) -> usize {

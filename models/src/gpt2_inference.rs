@@ -2,7 +2,7 @@
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
 use crate::hugging_face::{LoadError, load_from, open};
-use crate::tables::are_equal;
+use crate::tables::has_another_head;
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport};
 use std::path::Path;
@@ -20,12 +20,11 @@ impl Gpt2 {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
-        const HEAD: &str = "unused.lm_head.weight";
         let size = Gpt2Size::from_directory(directory.as_ref())?;
         let model = Self::new(&size, device);
         let file = open(&model, directory)?;
-        let has_head = file.tensors().any(|tensor| tensor.name == HEAD);
-        if has_head && !are_equal(&file, HEAD, [size.vocabulary, size.width], device)? {
+        let with_head = file.clone().with_key_remappings(&[(r"^unused\.lm_head\.", "head.")])?;
+        if has_another_head(&with_head, [size.vocabulary, size.width], device)? {
             let file = file.path().to_path_buf();
             return Err(LoadError::Names { file, missing: vec![], unused: vec!["lm_head.weight".into()] });
         }
