@@ -118,7 +118,7 @@ fn tower(device: &Device, directory: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The encoder of the README, whose weights are in PyTorch's layout.
+/// The encoder of the README, whose weights are in PyTorch's layout: inference, and steps of training.
 fn encoder(directory: &Path) -> Result<(), Box<dyn Error>> {
     let path = directory.join("encoder.safetensors");
     let device = Device::flex().autodiff();
@@ -128,28 +128,35 @@ fn encoder(directory: &Path) -> Result<(), Box<dyn Error>> {
     eager.save_into(&mut store)?;
     drop(store);
     let eager = eager.apply_lora(Lora::new(8, 16.0));
-    let forward = |encoder: &TransformerEncoder| {
-        drop(
-            encoder.forward(TransformerEncoderInput::new(Tensor::ones([1, 128, 1024], &device))).into_data(),
-        );
+    let forward = |encoder: &TransformerEncoder, device: &Device| {
+        encoder.forward(TransformerEncoderInput::new(Tensor::ones([1, 128, 1024], device)))
     };
+    let infer = |encoder: &TransformerEncoder| drop(forward(encoder, &Device::flex()).into_data());
+    let train = |encoder: &TransformerEncoder| drop(forward(encoder, &device).sum().backward());
 
-    let mut table = table(&["encoder", "budget (MiB)", "eager (ms)", "lazy (ms)", "of eager", "heap (MiB)"]);
+    let mut table =
+        table(&["encoder", "weights", "budget (MiB)", "eager (ms)", "lazy (ms)", "of eager", "heap (MiB)"]);
     for (budget, mapped) in [(16, false), (64, false), (512, false), (64, true)] {
+        let mut add = |name: &str, of_eager: &dyn Fn(), of_lazy: &dyn Fn(), scope: &Scope| {
+            let [in_memory, of_lazy] = milliseconds([of_eager, of_lazy]);
+            table.add_row([
+                name.to_owned(),
+                if mapped { "mapped" } else { "copied" }.to_owned(),
+                budget.to_string(),
+                format!("{in_memory:.0}"),
+                format!("{of_lazy:.0}"),
+                format!("{:.2}", in_memory / of_lazy),
+                mib(scope.peak()),
+            ]);
+        };
         let scope = Scope::start();
         let file = open(&path, mapped)?;
         let options = LazyOptions::new().with_budget(budget << 20).with_prefetch(2);
         let (encoder, _) = config.init(&device).lazy_load(&file, &options)?;
         let encoder = encoder.apply_lora(Lora::new(8, 16.0));
-        let [in_memory, of_lazy] = milliseconds([&|| forward(&eager), &|| forward(&encoder)]);
-        table.add_row([
-            if mapped { "mapped" } else { "copied" }.to_owned(),
-            budget.to_string(),
-            format!("{in_memory:.0}"),
-            format!("{of_lazy:.0}"),
-            format!("{:.2}", in_memory / of_lazy),
-            mib(scope.peak()),
-        ]);
+        let without_gradients = [&eager, &encoder].map(Module::valid);
+        add("inference", &|| infer(&without_gradients[0]), &|| infer(&without_gradients[1]), &scope);
+        add("training", &|| train(&eager), &|| train(&encoder), &scope);
     }
     println!("{table}");
     Ok(())

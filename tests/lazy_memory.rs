@@ -84,6 +84,33 @@ fn a_lazy_model_takes_its_budget() {
     }
 }
 
+/// A head in PyTorch's layout beyond the budget takes a block of 16 MiB, and a tied head within it takes itself.
+#[test]
+fn large_heads_take_a_block_or_themselves() {
+    const OUTPUTS: usize = 20_000;
+    const HEAD: u64 = (OUTPUTS * WIDTH * 4) as u64; // 39 MiB
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let paths = ["head.safetensors", "table.bpk"].map(|name| directory.path().join(name));
+    let device = Device::flex();
+    let (head, table) = (LinearConfig::new(WIDTH, OUTPUTS), EmbeddingConfig::new(OUTPUTS, WIDTH));
+    let mut store = SafetensorsStore::from_file(&paths[0]).with_to_adapter(BurnToPyTorchAdapter);
+    head.init(&device).save_into(&mut store).unwrap();
+    table.init(&device).save_file(&paths[1]).unwrap();
+    drop(store);
+    let x = Tensor::<2>::ones([1, WIDTH], &device);
+    let [of_head, of_table] = paths.map(|path| WeightFile::open(path).unwrap());
+    let options = |budget| LazyOptions::new().with_budget(budget).with_prefetch(0);
+    let (head, _) = head.init(&device).lazy_load(&of_head.with_pytorch_adapter(), &options(WEIGHT)).unwrap();
+    let (table, _) = table.init(&device).lazy_load(&of_table, &options(HEAD)).unwrap();
+    let scope = Scope::start();
+    drop(head.forward(x.clone()).into_data());
+    assert!(scope.peak() <= (16 << 20) + 2 * SMALL, "a head: {} bytes", scope.peak());
+    let scope = Scope::start();
+    drop(table.logits(x).into_data());
+    assert!(scope.peak() <= HEAD + 2 * SMALL, "a table: {} bytes", scope.peak());
+}
+
 #[test]
 fn preparing_takes_one_tensor() {
     let _one = ONE_AT_A_TIME.lock();

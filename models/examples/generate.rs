@@ -8,7 +8,7 @@
 //! The budget is that of weights and of keys and values together. What a layer computes in comes on top.
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device};
-use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave_models::hugging_face::LoadError;
 use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
@@ -58,7 +58,11 @@ struct Args {
     /// Draws the same tokens again.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// The numbers that the model computes with.
+    /// Uses weights where they lie in the file, without copies, if they need not be converted (`--dtype`). No process may write to the file
+    /// meanwhile.
+    #[arg(long)]
+    mapped: bool,
+    /// The numbers that the model computes with. Those of the file are fastest.
     #[arg(long, value_enum, default_value_t = Numbers::F32)]
     dtype: Numbers,
     /// The numbers in which keys and values are stored, if not those that the model computes with.
@@ -126,17 +130,17 @@ impl Size {
     fn load(
         &self,
         length: usize,
-        directory: &Path,
+        file: WeightFile,
         options: &LazyOptions,
     ) -> Result<(Box<dyn Generate>, LazyReport), LoadError> {
         let device = Device::flex();
         Ok(match self {
             Self::Decoder(size) => {
-                let (model, report) = Llama::load(&size.with_length(length), directory, options, &device)?;
+                let (model, report) = Llama::from_file(&size.with_length(length), file, options, &device)?;
                 (Box::new(model), report)
             }
-            Self::Gpt2(_) => {
-                let (model, report) = Gpt2::from_directory(directory, options, &device)?;
+            Self::Gpt2(size) => {
+                let (model, report) = Gpt2::from_file(size, file, options, &device)?;
                 (Box::new(model), report)
             }
         })
@@ -168,7 +172,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         format!("keys and values of {longest} tokens take {} MiB, more than the budget", mib(of_cache))
     })?;
     let options = LazyOptions::new().with_budget(of_weights).with_dtype(computed);
-    let (model, report) = size.load(longest, &args.model, &options)?;
+    let file = match args.mapped {
+        // SAFETY: whoever gives `--mapped` promises that no process writes to the file.
+        true => unsafe { WeightFile::open_mapped(&args.model)? },
+        false => WeightFile::open(&args.model)?,
+    };
+    let (model, report) = size.load(longest, file, &options)?;
 
     let mut generation = GenerateOptions::new(args.tokens)
         .with_ends(ends(&args.model)?)

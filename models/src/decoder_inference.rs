@@ -1,10 +1,10 @@
 // What only a model of burn-memsave's layers can do: weights as they lie in a directory of Hugging Face, and tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, load_from, open};
+use crate::hugging_face::{LoadError, load_from, named};
 use crate::tables::{HEAD, has_another_head};
 use burn::tensor::DType;
-use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use std::path::Path;
 
 impl Llama {
@@ -40,9 +40,6 @@ impl Llama {
 
     /// A model of this size with the weights in a directory of Hugging Face, or in a file of one.
     ///
-    /// Heads are rotated as in Hugging Face, so that no weight is reordered when it is read. If the head is the embedding, and the file has a
-    /// head all the same, both are compared; a head with other numbers is used, as `transformers` does.
-    ///
     /// # Errors
     ///
     /// If the weights cannot be loaded.
@@ -52,13 +49,30 @@ impl Llama {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
+        Self::from_file(size, WeightFile::open(path)?, options, device)
+    }
+
+    /// A model of this size with the weights in a file that is open, or [mapped](WeightFile::open_mapped).
+    ///
+    /// Heads are rotated as in Hugging Face, so that no weight is reordered when it is read. If the head is the embedding, and the file has a
+    /// head all the same, both are compared; a head with other numbers is used, as `transformers` does.
+    ///
+    /// # Errors
+    ///
+    /// If the weights cannot be loaded.
+    pub fn from_file(
+        size: &DecoderSize,
+        file: WeightFile,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
         let new = |size: &DecoderSize| {
             let mut model = Self::new(size, device);
             model.blocks.iter_mut().for_each(|block| block.attention.halves = true);
             model
         };
         let model = new(size);
-        let file = open(&model, path)?;
+        let file = named(&model, file)?;
         if !size.tied {
             return load_from(model, &file, options, &[]);
         }

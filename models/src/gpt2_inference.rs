@@ -1,10 +1,10 @@
 // What only a model of burn-memsave's layers can do: tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, load_from, open};
+use crate::hugging_face::{LoadError, load_from, named};
 use crate::tables::has_another_head;
 use burn::tensor::DType;
-use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use std::path::Path;
 
 impl Gpt2 {
@@ -21,8 +21,22 @@ impl Gpt2 {
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
         let size = Gpt2Size::from_directory(directory.as_ref())?;
-        let model = Self::new(&size, device);
-        let file = open(&model, directory)?;
+        Self::from_file(&size, WeightFile::open(directory)?, options, device)
+    }
+
+    /// A model of this size with the weights in a file that is open, or [mapped](WeightFile::open_mapped).
+    ///
+    /// # Errors
+    ///
+    /// If the weights cannot be loaded, or if the file has a head with other numbers than the embedding.
+    pub fn from_file(
+        size: &Gpt2Size,
+        file: WeightFile,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
+        let model = Self::new(size, device);
+        let file = named(&model, file)?;
         let with_head = file.clone().with_key_remappings(&[(r"^unused\.lm_head\.", "head.")])?;
         if has_another_head(&with_head, [size.vocabulary, size.width], device)? {
             let file = file.path().to_path_buf();

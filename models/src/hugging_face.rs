@@ -90,13 +90,13 @@ pub fn lazy_load<M: HuggingFace>(
     path: impl AsRef<Path>,
     options: &LazyOptions,
 ) -> Result<(M, LazyReport), LoadError> {
-    let file = open(&model, path)?;
+    let file = named(&model, WeightFile::open(path)?)?;
     load_from(model, &file, options, &[])
 }
 
 /// A file whose tensors have the names, and become the parameters, of a network.
-pub(crate) fn open<M: HuggingFace>(model: &M, path: impl AsRef<Path>) -> Result<WeightFile, LazyError> {
-    let file = WeightFile::open(path)?.with_key_remappings(model.first_names())?;
+pub(crate) fn named<M: HuggingFace>(model: &M, file: WeightFile) -> Result<WeightFile, LazyError> {
+    let file = file.with_key_remappings(model.first_names())?;
     Ok(file.with_key_remappings(M::NAMES)?.with_adapter(model.adapter()))
 }
 

@@ -14,6 +14,7 @@ use burn_memsave_layers::follow_path;
 use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, Resident};
 use burn_memsave_layers::visit::VisitPath;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -347,6 +348,12 @@ impl FileWeight {
         self.cache.weight(self.index)
     }
 
+    /// Consecutive rows as they are stored, in the dtype of the weight.
+    fn stored_rows(&self, rows: Range<usize>) -> Bytes {
+        let bytes = self.cache.row_range(self.index, rows).unwrap_or_else(|error| panic!("{error}"));
+        Bytes::from_shared(bytes, AllocationProperty::Other)
+    }
+
     /// The bytes as they are stored, in the dtype of the weight.
     fn stored(&self) -> Bytes {
         let bytes = self.cache.get(self.index).unwrap_or_else(|error| panic!("{error}"));
@@ -400,4 +407,32 @@ impl FrozenWeight for FileWeight {
         };
         TensorData::from_bytes(bytes, shape, self.dtype())
     }
+
+    fn read_row_range(&self, rows: Range<usize>) -> TensorData {
+        if self.weight().entry.transposed {
+            return self.read_rows(&rows.collect::<Vec<_>>());
+        }
+        let mut shape = self.shape();
+        shape[0] = rows.len();
+        TensorData::from_bytes(self.stored_rows(rows), shape, self.dtype())
+    }
+
+    fn columns_at_once(&self) -> Option<usize> {
+        let CachedWeight { entry, dtype, .. } = self.weight();
+        let fits = self.weight().footprint() <= self.cache.budget();
+        if !entry.transposed || fits || entry.map(*dtype).is_some() {
+            return None;
+        }
+        let [_, rows] = entry.tensor.shape.dims();
+        Some((BLOCK / (rows * dtype.size()).max(1)).max(1))
+    }
+
+    fn read_transposed_columns(&self, columns: Range<usize>) -> TensorData {
+        let mut shape = self.weight().entry.tensor.shape.clone();
+        shape[0] = columns.len();
+        TensorData::from_bytes(self.stored_rows(columns), shape, self.dtype())
+    }
 }
+
+/// The bytes that are in memory at a time of a matrix that does not fit into the budget.
+const BLOCK: usize = 16 << 20;

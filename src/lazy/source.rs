@@ -146,9 +146,10 @@ pub(super) fn into_bytes(words: Vec<u64>, len: usize) -> Bytes {
     }
 }
 
-struct Words {
-    words: Vec<u64>,
-    len: usize,
+/// The first `len` bytes of words.
+pub(super) struct Words {
+    pub words: Vec<u64>,
+    pub len: usize,
 }
 
 impl AsRef<[u8]> for Words {

@@ -1,10 +1,11 @@
 //! Tests which weights are in memory, and when.
-use crate::{Saved, all, load, open_mapped};
+use crate::{Saved, all, load, open, open_mapped};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyOptions, ReadMode};
 use burn_memsave::measure::ledger;
 use burn_memsave::nn::{Linear, LinearConfig};
+use burn_store::{BurnToPyTorchAdapter, ModuleSnapshot, SafetensorsStore};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -138,6 +139,58 @@ fn a_tied_head_reads_blocks() {
     let [expected, dx] = [of_eager.grad(&expected), of_lazy.grad(&gradients)].map(Option::unwrap);
     dx.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
     assert_eq!(report.cache.statistics().reads, 9);
+}
+
+/// A head that is not tied, in PyTorch's layout and larger than the budget.
+#[test]
+fn a_head_beyond_the_budget_is_read_by_blocks() {
+    let device = Device::flex().autodiff();
+    let (config, bytes) = (LinearConfig::new(1024, 9000), 9000 * 1024 * 4); // 35 MiB: three blocks
+    let eager = config.init(&device).freeze();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let mut store = SafetensorsStore::from_file(&path).with_to_adapter(BurnToPyTorchAdapter);
+    eager.save_into(&mut store).unwrap();
+    let file = open(&path).with_pytorch_adapter();
+    let (lazy, report) = load(config.init(&device), &file, &all().with_budget(bytes - 1));
+    let lazy = lazy.freeze();
+    let x = || Tensor::<3>::full([1, 2, 1024], 0.1, &device).require_grad();
+    let (of_eager, of_lazy) = (x(), x());
+    let (y, kept) = ledger(&lazy, of_lazy.clone(), Linear::forward);
+    let reasons: Vec<_> = kept.rows.iter().map(|row| (row.bytes, row.reason)).collect();
+    assert_eq!(reasons, [(Some(0), "read again"); 3], "{kept}");
+    let square = |y: Tensor<3>| (y.clone().into_data(), y.powf_scalar(2.0).sum().backward());
+    let ((expected, of_square), (found, gradients)) = (square(eager.forward(of_eager.clone())), square(y));
+    found.assert_approx_eq::<f32>(&expected, Tolerance::default());
+    let [expected, dx] = [of_eager.grad(&of_square), of_lazy.grad(&gradients)].map(Option::unwrap);
+    dx.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
+    let statistics = report.cache.statistics();
+    assert_eq!((statistics.reads, statistics.bytes_read), (6, 2 * bytes), "{statistics}");
+    assert_eq!(report.cache.cached_bytes(), 0);
+
+    // Within the budget it is read once, whole.
+    let (lazy, report) = load(config.init(&device), &file, &all().with_budget(bytes));
+    for _ in 0..2 {
+        lazy.forward(x());
+    }
+    let statistics = report.cache.statistics();
+    assert_eq!((statistics.reads, statistics.bytes_read), (1, bytes), "{statistics}");
+}
+
+/// Blocks of a table that is in memory are parts of it, not copies.
+#[test]
+fn a_tied_head_that_fits_is_read_once() {
+    let device = Device::flex();
+    let config = burn_memsave::nn::EmbeddingConfig::new(9000, 1024);
+    let eager = config.init(&device);
+    let saved = Saved::new(&eager);
+    let (lazy, report) = load(config.init(&device), &saved.safetensors(), &all().with_budget(1 << 30));
+    let x = Tensor::<3>::full([1, 2, 1024], 0.1, &device);
+    for _ in 0..2 {
+        assert_eq!(lazy.logits(x.clone()).into_data(), eager.logits(x.clone()).into_data());
+    }
+    let statistics = report.cache.statistics();
+    assert_eq!((statistics.reads, statistics.bytes_read), (1, 9000 * 1024 * 4), "{statistics}");
 }
 
 #[test]

@@ -186,16 +186,35 @@ impl LazyWeight {
         bytes: usize,
     ) -> Option<impl Iterator<Item = Tensor<2>> + use<>> {
         let [rows, width] = base.dims();
-        if self.adapter.is_some() || self.mapper.is_some() || rows * width == 0 || self.is_replaced(&base) {
+        let at_once = bytes / (width * self.weight.dtype().size()).max(1);
+        self.blocks(base, rows, at_once, false)
+    }
+
+    /// See [`column_blocks`](super::column_blocks).
+    pub(super) fn column_blocks(&self, base: Tensor<2>) -> Option<impl Iterator<Item = Tensor<2>> + use<>> {
+        let ([_, columns], at_once) = (base.dims(), self.weight.columns_at_once()?);
+        self.blocks(base, columns, at_once, true)
+    }
+
+    /// The rows of the weight, or of its transpose, in transposed blocks of some of the `count` rows. `None` if the weight must be read as a
+    /// whole.
+    fn blocks(
+        &self,
+        base: Tensor<2>,
+        count: usize,
+        at_once: usize,
+        of_transpose: bool,
+    ) -> Option<impl Iterator<Item = Tensor<2>> + use<>> {
+        let is_empty = base.shape().num_elements() == 0;
+        if self.adapter.is_some() || self.mapper.is_some() || is_empty || self.is_replaced(&base) {
             return None;
         }
         let (table, device) = (self.weight.clone(), base.device());
-        let rows_of_block = (bytes / (width * table.dtype().size())).max(1);
         let mut in_use: Option<Arc<dyn FrozenWeight>> = None;
-        Some((0..rows).step_by(rows_of_block).map(move |first| {
-            let rows = first..rows.min(first + rows_of_block);
+        Some((0..count).step_by(at_once.max(1)).map(move |first| {
+            let rows = first..count.min(first + at_once.max(1));
             // Remembering does not keep a block alive. `in_use` does so until the next block.
-            let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), rows }));
+            let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), of_transpose, rows }));
             let (rows, stays) = read_tensor::<2>(&**block, &device);
             let transposed = rows.transpose();
             remember(&transposed, block, Read { transposed: true, stays });

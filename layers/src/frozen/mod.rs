@@ -134,3 +134,11 @@ pub(crate) fn transposed_blocks(
 ) -> Option<impl Iterator<Item = Tensor<2>>> {
     param.reparameterization::<LazyWeight>()?.transposed_blocks(param.base(), bytes)
 }
+
+/// The columns of a lazy matrix in blocks, each of which is read when the iterator arrives at it, if the weight is to be
+/// [read so](FrozenWeight::columns_at_once). `None` if it is not, or if it must be read as a whole (for its adapter, for example).
+///
+/// Operations read a block again in the backward pass, as those of [`transposed_blocks`].
+pub(crate) fn column_blocks(param: &Param<Tensor<2>>) -> Option<impl Iterator<Item = Tensor<2>>> {
+    param.reparameterization::<LazyWeight>()?.column_blocks(param.base())
+}

@@ -48,18 +48,47 @@ pub trait FrozenWeight: Debug + Send + Sync {
         shape[0] = rows.len();
         TensorData::from_bytes(Bytes::from_bytes_vec(bytes), shape, self.dtype())
     }
+
+    /// Reads consecutive rows. By default, these are [rows](Self::read_rows) as any others.
+    ///
+    /// # Panics
+    ///
+    /// As [`read_rows`](Self::read_rows).
+    fn read_row_range(&self, rows: Range<usize>) -> TensorData {
+        self.read_rows(&rows.collect::<Vec<_>>())
+    }
+
+    /// How many columns of a matrix `[rows, columns]` a layer should read at a time, where it can, because the whole is too large. By default
+    /// it is read whole.
+    fn columns_at_once(&self) -> Option<usize> {
+        None
+    }
+
+    /// Reads consecutive columns of a matrix that is not to be [read whole](Self::columns_at_once), transposed: `[count, rows]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`read`](Self::read), and for a column beyond the last one. By default, for every weight.
+    fn read_transposed_columns(&self, columns: Range<usize>) -> TensorData {
+        panic!("{self:?} is read whole, and not the columns {columns:?}")
+    }
 }
 
-/// Consecutive rows of a table, as a weight of their own.
+/// Consecutive rows of a table, or of the transpose of a matrix, as a weight of their own.
 #[derive(Debug)]
 pub(super) struct RowBlock {
     pub table: Arc<dyn FrozenWeight>,
+    /// Whether they are columns of the matrix.
+    pub of_transpose: bool,
     pub rows: Range<usize>,
 }
 
 impl FrozenWeight for RowBlock {
     fn shape(&self) -> Shape {
         let mut shape = self.table.shape();
+        if self.of_transpose {
+            shape.swap(0, 1);
+        }
         shape[0] = self.rows.len();
         shape
     }
@@ -69,7 +98,10 @@ impl FrozenWeight for RowBlock {
     }
 
     fn read(&self) -> TensorData {
-        self.table.read_rows(&self.rows.clone().collect::<Vec<_>>())
+        match self.of_transpose {
+            true => self.table.read_transposed_columns(self.rows.clone()),
+            false => self.table.read_row_range(self.rows.clone()),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The dense layer, which reads frozen, quantized, lazy and adapted weights.
-use crate::frozen::{Adapted, adapted};
+use crate::frozen::{Adapted, adapted, column_blocks};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -38,7 +38,9 @@ drop_in! {
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
     /// gradient are not computed unless the rank reaches `d_input` or `d_output`: see [`linear_lora`](functional::linear_lora),
-    /// and [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed.
+    /// and [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed. A
+    /// [lazy](crate::frozen) weight that is too large to be read whole, such as the head of a language model, is read, multiplied
+    /// and dropped block by block, in the backward pass, too, unless it has an adapter.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -72,6 +74,9 @@ impl Linear {
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(|bias| bias.val());
+        if let Some(blocks) = column_blocks(&self.weight) {
+            return by_blocks(input, blocks, bias);
+        }
         let adapted = adapted(&self.weight);
         let [d_input, _] = adapted.weight().dims();
         assert_shape!(input, [.., d_input]);
@@ -81,4 +86,21 @@ impl Linear {
             Adapted::Dora(weight, adapter) => functional::linear_dora(input, weight, adapter, bias),
         }
     }
+}
+
+/// The products with blocks of columns of the weight, next to each other.
+fn by_blocks<const D: usize>(
+    input: Tensor<D>,
+    blocks: impl Iterator<Item = Tensor<2>>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    let mut first = 0;
+    let products = blocks.map(|columns| {
+        let [d_input, count] = columns.dims();
+        assert_shape!(input, [.., d_input]);
+        let bias = bias.clone().map(|bias| bias.narrow(0, first, count));
+        first += count;
+        functional::linear(input.clone(), columns, bias)
+    });
+    Tensor::cat(products.collect(), D - 1)
 }

@@ -18,7 +18,7 @@ pub use handle::LazyCache;
 pub use statistics::{Progress, Statistics};
 
 use super::LazyError;
-use super::source::{Entry, words_for};
+use super::source::{Entry, Words, words_for};
 use burn::tensor::DType;
 use burn_memsave_layers::frozen::{DeviceBudget, Resident};
 use order::Expected;
@@ -49,6 +49,12 @@ pub(super) struct CachedWeight {
 impl CachedWeight {
     pub fn len(&self) -> usize {
         self.entry.len_as(self.dtype)
+    }
+
+    /// The length of a row (an entry of the first axis) as it is stored, in bytes.
+    fn row_len(&self) -> usize {
+        let shape = &self.entry.tensor.shape;
+        shape.num_elements() / shape[0].max(1) * self.dtype.size()
     }
 
     /// The names in its path.
@@ -107,6 +113,16 @@ impl Cache {
     /// Rows of a weight.
     pub fn rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
         self.0.rows(index, rows)
+    }
+
+    /// Consecutive rows of a weight as it is stored, without a copy if it is in memory.
+    pub fn row_range(&self, index: usize, rows: Range<usize>) -> Result<bytes::Bytes, LazyError> {
+        self.0.row_range(index, rows)
+    }
+
+    /// The most bytes that it may hold.
+    pub fn budget(&self) -> usize {
+        self.0.settings.budget
     }
 
     pub fn handle(&self) -> LazyCache {
@@ -339,44 +355,60 @@ impl Shared {
     }
 
     fn rows(self: &Arc<Self>, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
-        let CachedWeight { entry, dtype, .. } = &self.weights[index];
-        let width = entry.tensor.shape.num_elements() / entry.tensor.shape[0].max(1) * dtype.size();
-        entry.check_rows(rows)?;
-        let len = rows.len() * width;
-        let mut words = words_for(len);
-        let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
+        self.weights[index].entry.check_rows(rows)?;
+        let Some(table) = self.table(index)? else { return self.read_rows(index, rows) };
+        let width = self.weights[index].row_len();
+        let mut words = words_for(rows.len() * width);
+        let out = bytemuck::cast_slice_mut::<u64, u8>(&mut words);
+        for (row, out) in rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
+            out.copy_from_slice(&table[row * width..][..width]);
+        }
+        Ok(words)
+    }
+
+    fn row_range(self: &Arc<Self>, index: usize, rows: Range<usize>) -> Result<bytes::Bytes, LazyError> {
+        let (weight, len) = (&self.weights[index], rows.len() * self.weights[index].row_len());
+        weight.entry.check_rows(&rows.clone().last().into_iter().collect::<Vec<_>>())?;
+        if let Some(table) = self.table(index)? {
+            let first = rows.start * weight.row_len();
+            return Ok(table.slice(first..first + len));
+        }
+        let words = self.read_rows(index, &rows.collect::<Vec<_>>())?;
+        Ok(bytes::Bytes::from_owner(Words { words, len }))
+    }
+
+    /// A weight of which rows are used: as a whole if it is in memory, or if all weights will be.
+    fn table(self: &Arc<Self>, index: usize) -> Result<Option<bytes::Bytes>, LazyError> {
         let mut state = self.lock();
-        let table = match state.present(index) {
+        match state.present(index) {
             Some(bytes) => {
                 state.record(index);
                 state.statistics.hits += 1;
                 drop(state);
-                Some(self.lease(index, bytes))
+                Ok(Some(self.lease(index, bytes)))
             }
             None => {
                 drop(state);
-                self.all_fit.then(|| self.get(index)).transpose()?
-            }
-        };
-        match table {
-            Some(table) => {
-                for (row, out) in rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
-                    out.copy_from_slice(&table[row * width..][..width]);
-                }
-            }
-            None => {
-                let mut state = self.lock();
-                state.record(index);
-                state.by_rows[index] = true;
-                drop(state);
-                let begin = Instant::now();
-                entry.read_rows_as(*dtype, rows, out)?;
-                let mut state = self.lock();
-                state.statistics.stalls += 1;
-                state.statistics.stalled += begin.elapsed();
-                self.count(state, index, len, begin.elapsed());
+                self.all_fit.then(|| self.get(index)).transpose()
             }
         }
+    }
+
+    /// Reads rows past the cache.
+    fn read_rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
+        let CachedWeight { entry, dtype, .. } = &self.weights[index];
+        let len = rows.len() * self.weights[index].row_len();
+        let mut words = words_for(len);
+        let mut state = self.lock();
+        state.record(index);
+        state.by_rows[index] = true;
+        drop(state);
+        let begin = Instant::now();
+        entry.read_rows_as(*dtype, rows, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+        let mut state = self.lock();
+        state.statistics.stalls += 1;
+        state.statistics.stalled += begin.elapsed();
+        self.count(state, index, len, begin.elapsed());
         Ok(words)
     }
 }

@@ -3,8 +3,13 @@
 //! which it packs its part of a factor that is not in row-major order. Up to four threads pack what they like. More threads pack
 //! [`MOST_PACKED`] summands at a time, of each factor once, and again as far as that takes an eighth of the other factor and the result.
 //!
-//! If the right factor is in column-major order (a transposed weight, as in the gradient of an input), all of it would be packed for a few
-//! rows. So a result of few rows is computed some columns at a time, in column-major order, for which nothing of that factor is packed (on x86-64).
+//! If the right factor is in column-major order (a transposed weight, as in the gradient of an input, or the weight of PyTorch), the crate
+//! packs it element by element, from as many cache lines as it packs columns. If columns are 4 KiB apart, or a multiple of that, these lines
+//! evict each other before their other elements are read, which takes as long as the product of a hundred rows. So a result of
+//! [`FEW_ROWS`] is computed some columns at a time, in column-major order, for which nothing of that factor is packed (on x86-64), and one
+//! of up to [`SOME_ROWS`] with panels of that factor that are transposed block by block.
+use super::parallel::{Job, vectorized};
+use super::transpose::transpose;
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{mem::MaybeUninit, ops::Range, slice};
@@ -22,10 +27,11 @@ const PER_READ: usize = 8;
 /// A matrix in memory.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, E> {
-    values: &'a [E],
-    size: [usize; 2],
+    pub(super) values: &'a [E],
+    /// Rows and columns.
+    pub(super) size: [usize; 2],
     /// From a row to the next one, and from a column to the next one.
-    strides: [usize; 2],
+    pub(super) strides: [usize; 2],
 }
 
 impl<'a, E> Matrix<'a, E> {
@@ -111,9 +117,9 @@ enum Start<'a, E> {
 }
 
 /// A result of which several threads write one part each.
-struct Parts<E>(*mut E);
+pub(super) struct Parts<E>(pub *mut E);
 
-// SAFETY: `multiply` gives no two threads the same element.
+// SAFETY: products give no two threads the same element.
 unsafe impl<E: Send> Send for Parts<E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Sync for Parts<E> {}
@@ -144,39 +150,19 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         let target = unsafe { all.0.add(of_rows.start * columns + of_columns.start) };
         let left = &a.values[of_rows.start * a.strides[0]..];
         let right = &b.values[of_columns.start * b.strides[1]..];
-        let stride = |stride: usize| stride as isize;
-        if is_by_columns(b, of_rows.len()) {
-            let left = Matrix { values: left, size: [of_rows.len(), depth], ..a };
-            let right = Matrix { values: right, size: [depth, of_columns.len()], ..b };
+        let left = Matrix { values: left, size: [of_rows.len(), depth], ..a };
+        let right = Matrix { values: right, size: [depth, of_columns.len()], ..b };
+        match Way::of(right, of_rows.len()) {
             // SAFETY: as below.
-            unsafe { multiply_by_columns(left, right, target, columns, adds) };
-        } else {
-            for first in (0..depth).step_by(packed) {
-                let (left, right) = (&left[first * a.strides[1]..], &right[first * b.strides[0]..]);
-                // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
-                // the result, which no other thread writes, and which is initialized if it is read.
-                unsafe {
-                    gemm::gemm(
-                        of_rows.len(),
-                        of_columns.len(),
-                        packed.min(depth - first),
-                        target,
-                        1,
-                        stride(columns),
-                        adds || first > 0,
-                        left.as_ptr(),
-                        stride(a.strides[1]),
-                        stride(a.strides[0]),
-                        right.as_ptr(),
-                        stride(b.strides[1]),
-                        stride(b.strides[0]),
-                        E::one(),
-                        E::one(),
-                        false,
-                        false,
-                        false,
-                        Parallelism::None,
-                    );
+            Way::Columns => unsafe { multiply_by_columns(left, right, target, columns, adds) },
+            // SAFETY: as below.
+            Way::Panels => unsafe { multiply_by_panels(left, right, target, columns, adds) },
+            Way::Whole => {
+                for first in (0..depth).step_by(packed) {
+                    let summands = first..depth.min(first + packed);
+                    // SAFETY: what is written is this part of the result, which no other thread writes, and which is initialized if it is
+                    // read.
+                    unsafe { add_summands(left, right, summands, target, columns, adds || first > 0) };
                 }
             }
         }
@@ -193,12 +179,75 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     parallel::each(parts(a, b, threads), work, part);
 }
 
-/// Results of at most this many rows are computed by columns, if that saves packing.
-const FEW_ROWS: usize = 64;
+/// How a part of a result is computed.
+enum Way {
+    /// By one product.
+    Whole,
+    /// By [`multiply_by_columns`].
+    Columns,
+    /// By [`multiply_by_panels`].
+    Panels,
+}
 
-/// Whether a part of a result with this many rows is computed by columns.
-fn is_by_columns<E>(b: Matrix<'_, E>, rows: usize) -> bool {
-    b.strides[0] == 1 && b.strides[1] > 1 && (2..=FEW_ROWS).contains(&rows)
+/// Results of at most this many rows are computed by columns, if that saves packing.
+const FEW_ROWS: usize = 32;
+
+/// Results of at most this many rows are computed with panels of a right factor in column-major order. For more, the time of packing does not
+/// matter, and it does that some rows of the left factor and of the result are read once per panel.
+pub(super) const SOME_ROWS: usize = 1024;
+
+impl Way {
+    /// That of a part with this right factor and this many rows.
+    fn of<E>(b: Matrix<'_, E>, rows: usize) -> Self {
+        let in_columns = b.strides[0] == 1 && b.strides[1] > 1;
+        match rows {
+            2..=FEW_ROWS if in_columns => Self::Columns,
+            2..=SOME_ROWS if in_columns => Self::Panels,
+            _ => Self::Whole,
+        }
+    }
+}
+
+/// Adds the products of these summands to the result, or writes them there, by one product. Rows of the result are `stride` elements apart.
+///
+/// # Safety
+///
+/// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added. The
+/// factors have these summands.
+pub(super) unsafe fn add_summands<E: CpuElement>(
+    a: Matrix<'_, E>,
+    b: Matrix<'_, E>,
+    summands: Range<usize>,
+    result: *mut E,
+    stride: usize,
+    adds: bool,
+) {
+    let (left, right) =
+        (&a.values[summands.start * a.strides[1]..], &b.values[summands.start * b.strides[0]..]);
+    // SAFETY: `Matrix` holds its last element, so that these parts of both lie within their slices; the caller promises the rest.
+    unsafe {
+        gemm::gemm(
+            a.rows(),
+            b.columns(),
+            summands.len(),
+            result,
+            1,
+            stride as isize,
+            adds,
+            left.as_ptr(),
+            a.strides[1] as isize,
+            a.strides[0] as isize,
+            right.as_ptr(),
+            b.strides[1] as isize,
+            b.strides[0] as isize,
+            E::one(),
+            E::one(),
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
 }
 
 /// What some columns of a result are computed in, on the stack.
@@ -222,31 +271,10 @@ unsafe fn multiply_by_columns<E: CpuElement>(
     let width = size_of::<Columns>() / size_of::<E>() / rows;
     for first in (0..columns).step_by(width) {
         let count = width.min(columns - first);
-        let right = &b.values[first * b.strides[1]..];
-        // SAFETY: there is room for this many columns, nothing of which is read first, and the factors lie within their slices.
-        unsafe {
-            gemm::gemm(
-                rows,
-                count,
-                depth,
-                sums,
-                rows as isize,
-                1,
-                false,
-                a.values.as_ptr(),
-                a.strides[1] as isize,
-                a.strides[0] as isize,
-                right.as_ptr(),
-                b.strides[1] as isize,
-                b.strides[0] as isize,
-                E::one(),
-                E::one(),
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
-        }
+        // The columns of the product are the rows of its transpose, `b^T a^T`.
+        let some = Matrix { values: &b.values[first * b.strides[1]..], size: [depth, count], ..b };
+        // SAFETY: there is room for this many columns, nothing of which is read first.
+        unsafe { add_summands(some.transpose(), a.transpose(), 0..depth, sums, rows, false) };
         // SAFETY: all of these have just been written.
         let sums = unsafe { slice::from_raw_parts(sums, rows * count) };
         for row in 0..rows {
@@ -258,6 +286,83 @@ unsafe fn multiply_by_columns<E: CpuElement>(
                 }
             }
         }
+    }
+}
+
+/// The summands of a panel, at most.
+pub(super) const PANEL_DEPTH: usize = 384;
+
+/// Some summands of 64 columns in f32 of a right factor, or of 32 in f64, on the stack: as many columns as the inner loops of the crate compute
+/// at once on a machine with AVX-512.
+pub(super) type Panel = [u64; 64 * PANEL_DEPTH * size_of::<f32>() / size_of::<u64>()];
+
+/// The elements of a panel.
+pub(super) fn panel_elements<E: CpuElement>(panel: &mut MaybeUninit<Panel>) -> &mut [MaybeUninit<E>] {
+    const { assert!(align_of::<E>() <= align_of::<Panel>()) };
+    let elements = size_of::<Panel>() / size_of::<E>();
+    // SAFETY: as many as there is room for, which need not be initialized; a panel is aligned for them.
+    unsafe { slice::from_raw_parts_mut(panel.as_mut_ptr().cast(), elements) }
+}
+
+/// The columns of a panel of [`PANEL_DEPTH`] summands.
+pub(super) const fn panel_columns<E>() -> usize {
+    size_of::<Panel>() / size_of::<E>() / PANEL_DEPTH
+}
+
+/// `a b`, or the sum of it and `result`, where `b` is in column-major order: panels of it are transposed one after the other. Rows of the
+/// result are `stride` elements apart.
+///
+/// # Safety
+///
+/// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added.
+unsafe fn multiply_by_panels<E: CpuElement>(
+    a: Matrix<'_, E>,
+    b: Matrix<'_, E>,
+    result: *mut E,
+    stride: usize,
+    adds: bool,
+) {
+    let [depth, columns] = b.size;
+    let mut panel = MaybeUninit::<Panel>::uninit();
+    let (panel, width) = (panel_elements::<E>(&mut panel), panel_columns::<E>());
+    let at_once = depth.div_ceil(depth.div_ceil(PANEL_DEPTH).max(1));
+    for first in (0..columns).step_by(width) {
+        let count = width.min(columns - first);
+        for start in (0..depth).step_by(at_once) {
+            let summands = start..depth.min(start + at_once);
+            let values = &b.values[first * b.strides[1] + start..];
+            let job = TransposePanel { values, pitch: b.strides[1], size: [count, summands.len()], panel };
+            vectorized(job);
+            let len = count * summands.len();
+            // SAFETY: the transposed panel has been written to these elements.
+            let values = unsafe { slice::from_raw_parts(panel.as_ptr().cast::<E>(), len) };
+            let right = Matrix { values, size: [summands.len(), count], strides: [count, 1] };
+            let left =
+                Matrix { values: &a.values[start * a.strides[1]..], size: [a.rows(), summands.len()], ..a };
+            // SAFETY: these columns of the result.
+            unsafe {
+                add_summands(left, right, 0..summands.len(), result.add(first), stride, adds || start > 0);
+            }
+        }
+    }
+}
+
+/// Transposes a panel: `size` are its columns and summands.
+struct TransposePanel<'a, E> {
+    values: &'a [E],
+    /// From a column to the next one.
+    pitch: usize,
+    size: [usize; 2],
+    panel: &'a mut [MaybeUninit<E>],
+}
+
+impl<E: CpuElement> Job for TransposePanel<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { values, pitch, size, panel } = self;
+        transpose(values, pitch, size, panel, size[0], MaybeUninit::new);
     }
 }
 
@@ -344,6 +449,8 @@ mod tests {
             [70, 2 * MOST_PACKED + 9, 300],
             [33, 70, 300],
             [FEW_ROWS, 2 * MOST_PACKED + 9, 300],
+            [FEW_ROWS + 1, 2 * PANEL_DEPTH + 9, 131],
+            [SOME_ROWS, 33, 50],
         ] {
             for transposed in 0..4 {
                 let matrix = |numbers: &[f64], [rows, columns]: [usize; 2], transposed: bool| {
@@ -388,10 +495,17 @@ mod tests {
         }
     }
 
-    /// By columns, in f32, also with few summands.
+    /// By columns and by panels, in f32, also with few summands.
     #[test]
     fn few_rows_are_sums_of_products() {
-        for (rows, depth, columns) in [(2, 1, 300), (FEW_ROWS, 2, 140), (7, 33, 1), (FEW_ROWS, 700, 129)] {
+        for (rows, depth, columns) in [
+            (2, 1, 300),
+            (FEW_ROWS, 2, 140),
+            (7, 33, 1),
+            (FEW_ROWS, 700, 129),
+            (FEW_ROWS + 1, 1, 140),
+            (FEW_ROWS + 1, PANEL_DEPTH + 1, 97),
+        ] {
             let number = |at: usize| ((at * 7919) % 201) as f32 / 100.0 - 1.0;
             let a: Vec<f32> = (0..rows * depth).map(number).collect();
             let b: Vec<f32> = (0..columns * depth).map(number).collect();

@@ -8,7 +8,9 @@ use burn::backend::{
     tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Element, Shape, bf16, f16};
+use core::mem::MaybeUninit;
 use elementwise::{Update, UpdateWith};
+use half::slice::HalfFloatSliceExt;
 use num_traits::Float;
 use parallel::vectorized;
 
@@ -19,11 +21,13 @@ pub(crate) mod channels;
 pub(crate) mod elementwise;
 pub(crate) mod exp;
 pub(crate) mod gemm;
+pub(crate) mod half_precision;
 pub(crate) mod in_place;
 pub(crate) mod parallel;
 pub(crate) mod product;
 mod quantized;
 pub(crate) mod sums;
+pub(crate) mod transpose;
 
 pub use bit_mask::BitMask;
 pub use gemm::{Matrix, make_buffers};
@@ -35,6 +39,8 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     type Acc: CpuElement<Acc = Self::Acc> + product::Lanes;
     /// To `Acc`.
     fn widen(self) -> Self::Acc;
+    /// Writes all values as `Acc`. Both slices have the same length.
+    fn widen_all(values: &[Self], wide: &mut [MaybeUninit<Self::Acc>]);
     /// From `Acc`, rounded.
     fn narrow(value: Self::Acc) -> Self;
     /// From an f64, rounded.
@@ -52,12 +58,16 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $exp:expr, $ln:expr, $erf:expr, $tanh:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $widen_all:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $exp:expr, $ln:expr, $erf:expr, $tanh:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
             fn widen(self) -> $acc {
                 $widen(self)
+            }
+            #[inline(always)]
+            fn widen_all(values: &[Self], wide: &mut [MaybeUninit<$acc>]) {
+                $widen_all(values, wide)
             }
             #[inline(always)]
             fn narrow(value: $acc) -> Self {
@@ -90,14 +100,27 @@ macro_rules! cpu_element {
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, exp::exp, exp::ln, exp::erf, exp::tanh);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, f64::exp, f64::ln, libm::erf, f64::tanh);
+cpu_element!(
+    f32,
+    f32,
+    |v| v,
+    copy_all,
+    |v| v,
+    |v| v as f32,
+    f64::from,
+    exp::exp,
+    exp::ln,
+    exp::erf,
+    exp::tanh
+);
+cpu_element!(f64, f64, |v| v, copy_all, |v| v, |v| v, |v| v, f64::exp, f64::ln, libm::erf, f64::tanh);
 macro_rules! half_element {
-    ($half:ident) => {
+    ($half:ident, $widen_all:expr) => {
         cpu_element!(
             $half,
             f32,
             $half::to_f32,
+            $widen_all,
             $half::from_f32,
             |v| $half::from_f32(to_odd(v)),
             $half::to_f64,
@@ -108,8 +131,32 @@ macro_rules! half_element {
         );
     };
 }
-half_element!(f16);
-half_element!(bf16);
+half_element!(f16, |values: &[f16], wide: &mut [MaybeUninit<f32>]| {
+    // By an instruction of the machine, which `half` looks for once per call.
+    wide.fill(MaybeUninit::new(0.0));
+    // SAFETY: all of them have just been written.
+    values.convert_to_f32_slice(unsafe { wide.assume_init_mut() });
+});
+half_element!(bf16, |values: &[bf16], wide: &mut [MaybeUninit<f32>]| {
+    wide.iter_mut().zip(values).for_each(|(wide, value)| _ = wide.write(value.to_f32()));
+});
+
+#[inline(always)]
+fn copy_all<E: Copy>(values: &[E], copies: &mut [MaybeUninit<E>]) {
+    copies.write_copy_of_slice(values);
+}
+
+/// Writes all values as `Acc`, and returns them. Both slices have the same length.
+#[inline(always)]
+pub(crate) fn widen_into<'a, E: CpuElement>(
+    values: &[E],
+    wide: &'a mut [MaybeUninit<E::Acc>],
+) -> &'a [E::Acc] {
+    assert_eq!(values.len(), wide.len(), "a place for each");
+    E::widen_all(values, wide);
+    // SAFETY: all of them have just been written.
+    unsafe { wide.assume_init_ref() }
+}
 
 /// The number itself if it is an f32, else the one of its two neighbors whose last bit is odd (round to odd). Rounded on to half precision,
 /// the result is the same as if the f64 had been rounded once. (`half` 2 drops the lower half of an f64 before it looks for ties.)

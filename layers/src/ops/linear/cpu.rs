@@ -1,6 +1,6 @@
 //! The kernels of dense layers on a CPU: products of all rows at once, and products with a quantized matrix, a block at a time.
 use super::{LinearKernels, x_backward};
-use crate::backend::cpu::{CpuBackend, CpuElement, gemm, parallel, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, half_precision, parallel, with_element};
 use burn::backend::{
     TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -18,7 +18,7 @@ const SMALL_PART: usize = 8;
 const NARROW: usize = 64;
 
 /// The product of two matrices plus a bias. Each matrix has all rows of a tensor; if `transposed`, it is transposed. `None` if a tensor
-/// does not lie in memory as a matrix, if the matrices do not fit, or if sums are made in another dtype than theirs.
+/// does not lie in memory as a matrix, or if the matrices do not fit.
 fn product<B: CpuBackend>(
     factors: [&FloatTensor<B>; 2],
     transposed: [bool; 2],
@@ -29,16 +29,20 @@ fn product<B: CpuBackend>(
         return None;
     }
     match dtype {
-        DType::F32 => product_of::<B, f32>(factors, transposed, bias),
-        DType::F64 => product_of::<B, f64>(factors, transposed, bias),
+        DType::F32 => product_by::<B, f32>(factors, transposed, bias, gemm::product),
+        DType::F64 => product_by::<B, f64>(factors, transposed, bias, gemm::product),
+        DType::F16 => product_by::<B, f16>(factors, transposed, bias, half_precision::product),
+        DType::BF16 => product_by::<B, bf16>(factors, transposed, bias, half_precision::product),
         _ => None,
     }
 }
 
-fn product_of<B: CpuBackend, E: CpuElement>(
+/// [`product`], by a function of matrices.
+fn product_by<B: CpuBackend, E: CpuElement>(
     [left, right]: [&FloatTensor<B>; 2],
     transposed: [bool; 2],
     bias: Option<&FloatTensor<B>>,
+    product: impl Fn(Matrix<'_, E>, Matrix<'_, E>, Option<&[E]>) -> Vec<E>,
 ) -> Option<FloatTensor<B>> {
     let (left, right) = (B::matrix::<E>(left)?, B::matrix::<E>(right)?);
     let left = if transposed[0] { left.transpose() } else { left };
@@ -47,7 +51,7 @@ fn product_of<B: CpuBackend, E: CpuElement>(
     let bias = bias.as_ref().map(|bias| B::as_slice::<E>(bias));
     let fits = left.columns() == right.rows() && bias.is_none_or(|bias| bias.len() == right.columns());
     let shape = Shape::new([left.rows(), right.columns()]);
-    fits.then(|| B::from_vec(gemm::product(left, right, bias), shape))
+    fits.then(|| B::from_vec(product(left, right, bias), shape))
 }
 
 /// A matrix with a row for every row of `x`, in the shape of `x` but for the last axis.

@@ -10,12 +10,12 @@ use super::{
     division::{Extent, FEWEST_POINTS, GradientExtent, ROWS, Share, at_once},
     geometry::{Phase, Piece, Planes, Span, Tap, Tile, Weighted},
     reader::Reader,
-    rows::transpose,
 };
 use crate::backend::cpu::{
     CpuElement,
     parallel::{self, Job, vectorized},
     product::{COLUMNS, Lanes, MOST_LANES, RowsAt, SumRows, Workspace, add_product, starts},
+    transpose::transpose,
 };
 use core::{marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 use std::borrow::Cow;

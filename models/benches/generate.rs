@@ -1,0 +1,204 @@
+//! Measures generation by a model whose weights stay in their files: tokens per second, the peak of the heap, and bytes that are read per
+//! token, for several budgets. Beside it, the same model with its weights in memory, and `transformers`, in memory and offloaded to disk by
+//! `accelerate`, where `$PYTHON` (or `python3`) can import both.
+//!
+//! A token needs all weights once, so that it takes at least the time in which they are read from the page cache: the bench measures that,
+//! too.
+//!
+//! ```sh
+//! cargo bench -p burn-memsave-models --bench generate -- --model DIRECTORY   # or a random model of 1.6 GiB, which Python makes
+//! ```
+#![recursion_limit = "256"]
+use burn::tensor::{DType, Device};
+use burn_memsave::lazy::{LazyOptions, WeightFile};
+use burn_memsave::measure::{Scope, TrackingAllocator, mib};
+use burn_memsave_models::{DecoderSize, GenerateOptions, generate, memsave::decoder::Llama};
+use clap::Parser;
+use comfy_table::{Table, presets};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Tokens per second of a model whose weights stay in their files.
+#[derive(Parser)]
+struct Args {
+    /// The directory of a model of the Llama family: config.json and safetensors.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// The tokens that are generated, and timed, after the first one.
+    #[arg(long, default_value_t = 16)]
+    tokens: usize,
+    /// The tokens of the prompt.
+    #[arg(long, default_value_t = 32)]
+    prompt: u32,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// How a model is loaded.
+struct Case {
+    name: &'static str,
+    dtype: DType,
+    /// The share of the weights that may be in memory. All are read at once if it is `None`.
+    budget: Option<f64>,
+    mapped: bool,
+}
+
+impl Case {
+    const fn new(name: &'static str, dtype: DType, budget: Option<f64>, mapped: bool) -> Self {
+        Self { name, dtype, budget, mapped }
+    }
+}
+
+const CASES: [Case; 9] = [
+    Case::new("in memory", DType::BF16, None, false),
+    Case::new("all fit", DType::BF16, Some(1.0), false),
+    Case::new("half fit", DType::BF16, Some(0.5), false),
+    Case::new("a quarter fits", DType::BF16, Some(0.25), false),
+    Case::new("a quarter fits, mapped", DType::BF16, Some(0.25), true),
+    Case::new("a 16th fits, mapped", DType::BF16, Some(1.0 / 16.0), true),
+    Case::new("in memory", DType::F32, None, false),
+    Case::new("half fit", DType::F32, Some(0.5), false),
+    Case::new("a quarter fits", DType::F32, Some(0.25), false),
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let (temporary, python) = (tempfile::tempdir()?, Python::find());
+    let directory = match (&args.model, &python) {
+        (Some(model), _) => model,
+        (None, Some(python)) => {
+            python.run(&["make".as_ref(), temporary.path()])?;
+            temporary.path()
+        }
+        (None, None) => return Err("without Python, a model must be given by --model".into()),
+    };
+    let (bytes, seconds) = read_all(directory)?;
+    let bandwidth = bytes as f64 / seconds / 1e9;
+    println!("{} MiB of weights, which are read from the page cache at {bandwidth:.1} GB/s", mib(bytes));
+
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "weights",
+        "numbers",
+        "prompt (s)",
+        "tokens/s",
+        "weights used (GB/s)",
+        "heap (MiB)",
+        "read per token (MiB)",
+    ]);
+    for case in CASES {
+        let [prompt, per_second, heap, read] = measure(&case, &args, directory, bytes)?;
+        table.add_row([
+            case.name.to_owned(),
+            format!("{:?}", case.dtype),
+            format!("{prompt:.2}"),
+            format!("{per_second:.2}"),
+            format!("{:.1}", per_second * (bytes * case.dtype.size() as u64 / 2) as f64 / 1e9),
+            mib(heap as u64),
+            mib(read as u64),
+        ]);
+    }
+    println!("{table}");
+    let Some(python) = python else { return Ok(()) };
+    let tokens = [args.prompt.to_string(), args.tokens.to_string()];
+    let output = python.run(&["time".as_ref(), directory, tokens[0].as_ref(), tokens[1].as_ref()])?;
+    println!("transformers, bf16\n{output}");
+    Ok(())
+}
+
+/// Seconds of the prompt, tokens per second after it, the peak of the heap in bytes, and the bytes that are read per token.
+fn measure(case: &Case, args: &Args, directory: &Path, bytes: u64) -> Result<[f64; 4], Box<dyn Error>> {
+    let scope = Scope::start();
+    let file = match case.mapped {
+        // SAFETY: nobody writes to the model while this bench runs.
+        true => unsafe { WeightFile::open_mapped(directory)? },
+        false => WeightFile::open(directory)?,
+    };
+    let options = LazyOptions::new().with_dtype(case.dtype);
+    let in_memory = (bytes * case.dtype.size() as u64 / 2) as f64;
+    let options = match case.budget {
+        Some(share) => options.with_budget((share * in_memory) as u64),
+        None => options.exclude("*"),
+    };
+    let size = DecoderSize::from_directory(directory)?;
+    let size = size.with_length(args.prompt as usize + args.tokens + 1);
+    let (model, report) = Llama::from_file(&size, file, &options, &Device::flex())?;
+    let prompt: Vec<u32> = (0..args.prompt).map(|at| 10 + at * 37 % 1000).collect();
+    let (begin, mut first) = (Instant::now(), None);
+    let mut read_before = 0;
+    generate(&model, &[prompt], &GenerateOptions::new(1 + args.tokens), |_, _| {
+        first.get_or_insert_with(|| {
+            read_before = report.cache.statistics().bytes_read;
+            Instant::now()
+        });
+    })?;
+    let first = first.ok_or("no token")?;
+    let read = report.cache.statistics().bytes_read - read_before;
+    let tokens = args.tokens as f64;
+    Ok([
+        (first - begin).as_secs_f64(),
+        tokens / first.elapsed().as_secs_f64(),
+        scope.peak() as f64,
+        read as f64 / tokens,
+    ])
+}
+
+/// The bytes of all weights, and the seconds that a second reading of them takes.
+fn read_all(directory: &Path) -> Result<(u64, f64), Box<dyn Error>> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    let mut seconds = f64::INFINITY;
+    for _ in 0..3 {
+        let begin = Instant::now();
+        bytes = 0;
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "safetensors") {
+                continue;
+            }
+            let mut file = File::open(path)?;
+            loop {
+                match file.read(&mut buffer)? {
+                    0 => break,
+                    count => bytes += count as u64,
+                }
+            }
+        }
+        seconds = seconds.min(begin.elapsed().as_secs_f64());
+    }
+    Ok((bytes, seconds))
+}
+
+/// A Python that has the libraries.
+struct Python(String);
+
+impl Python {
+    fn find() -> Option<Self> {
+        let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+        let imports = Command::new(&python).args(["-c", "import torch, transformers, accelerate"]).output();
+        let has_all = imports.is_ok_and(|output| output.status.success());
+        if !has_all {
+            println!("skipped: {python} cannot import torch, transformers and accelerate");
+        }
+        has_all.then_some(Self(python))
+    }
+
+    /// What `generate.py` prints.
+    fn run(&self, arguments: &[&Path]) -> Result<String, Box<dyn Error>> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/generate.py");
+        let output = Command::new(&self.0).arg(script).args(arguments).output()?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
