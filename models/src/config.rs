@@ -72,8 +72,8 @@ impl DecoderSize {
     /// # Errors
     ///
     /// If the file cannot be read, or asks for what these models do not have here.
-    pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
-        let mut fields = Fields::read(directory.join("config.json"))?;
+    pub fn from_directory(directory: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.as_ref().join("config.json"))?;
         let family: String = fields.require("model_type")?;
         const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"];
         if !FAMILIES.contains(&family.as_str()) {
@@ -181,8 +181,8 @@ impl Gpt2Size {
     /// # Errors
     ///
     /// If the file cannot be read, or asks for what the model does not have here.
-    pub fn from_directory(directory: &Path) -> Result<Self, ConfigError> {
-        let mut fields = Fields::read(directory.join("config.json"))?;
+    pub fn from_directory(directory: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.as_ref().join("config.json"))?;
         let family: String = fields.require("model_type")?;
         if family != "gpt2" {
             return Err(fields.unsupported("model_type", family.into()));

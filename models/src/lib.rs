@@ -26,7 +26,7 @@ pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch,
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, $decoder:literal, $gpt2:literal)?
+        $(, [$($decoder:literal),*], [$($gpt2:literal),*])?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -43,7 +43,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::{attention, linear};
                 include!("gpt2.rs");
-                $(include!($gpt2);)?
+                $($(include!($gpt2);)*)?
             }
 
             /// Encoders with decoders.
@@ -64,7 +64,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::linear;
                 include!("decoder.rs");
-                $(include!($decoder);)?
+                $($(include!($decoder);)*)?
             }
 
             mod loss {
@@ -95,8 +95,8 @@ models!(
     burn_memsave::functional::attention,
     crate::rotate::rotate,
     "loss.rs",
-    "decoder_inference.rs",
-    "gpt2_inference.rs"
+    ["decoder_inference.rs"],
+    ["gpt2_inference.rs"]
 );
 models!(
     /// The same with fused heads and losses, except where logits have a softcap.
@@ -105,7 +105,9 @@ models!(
     burn_memsave::functional,
     burn_memsave::functional::attention,
     crate::rotate::rotate,
-    "fused_loss.rs"
+    "fused_loss.rs",
+    ["decoder_inference.rs", "decoder_training.rs"],
+    []
 );
 
 /// An encoder of text.

@@ -24,6 +24,7 @@
 //! | a batch on several devices or machines | the activations of the other parts | gradients are sent | [devices] |
 //! | distillation from a teacher that stays in its file | the teacher's weights, all logits | the teacher's forward pass | [distillation] |
 //! | a merged model whose weights are read as it runs | weights beyond a budget | precision, if weights are rounded | [deployment] |
+//! | a Hugging Face model that is larger than memory | weights beyond a budget | time to read them | [hugging_face] |
 //! | a short queue of batches | the batches that would wait in a longer queue | one thread makes all batches | [data_loading] |
 //!
 //! Most techniques combine, and their savings add up. The pages name combinations that work: mixed precision with checkpointing
@@ -43,6 +44,7 @@ pub mod data_loading;
 pub mod deployment;
 pub mod devices;
 pub mod distillation;
+pub mod hugging_face;
 pub mod in_place;
 pub mod offload;
 pub mod optimizers;

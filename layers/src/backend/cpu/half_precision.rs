@@ -1,8 +1,7 @@
 //! Products of matrices in half precision. Every sum is made in f32 and rounded once, after the bias was added.
 //!
-//! Burn's products of bf16 on a CPU copy both factors in f32 and the right one once more if it is not in row-major order (the weight of
-//! PyTorch), one element after the other. Here the left factor, which has few elements beside a weight, is copied in f32. Of the right one,
-//! a thread has a [`Panel`] in f32 at a time, or for [`FEW_ROWS`] a part of one line. So a product of few rows, as in generation, is read at
+//! Burn's products of bf16 on a CPU copy both factors in f32 on one thread, and the right one once more if it is not in row-major order (the
+//! weight of PyTorch). Here the left factor, which has few elements beside a weight, is copied in f32. Of the right one, a thread has a [`Panel`] in f32 at a time, or for [`FEW_ROWS`] a part of one line. So a product of few rows, as in generation, is read at
 //! the speed of memory, and a weight in half precision in half the time of one in f32.
 use super::gemm::{
     Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, panel_columns, panel_elements,
@@ -18,11 +17,26 @@ const FEW_ROWS: usize = 8;
 /// The most elements of a line that are in f32 at a time: they stay in the first-level cache.
 const LINE: usize = 512;
 
+/// The most columns whose sums are made at a time from rows of the right factor: long enough that a row is read in order.
+const STRIP: usize = 1024;
+
+/// Rows of the right factor that are added to a sum at once, so that it is written less often.
+const AT_ONCE: usize = 4;
+
 /// Lines that are transposed at a time: the blocks of [`transpose`] are as high.
 const LINES: usize = 8;
 
 /// The work of an element of the right factor, beside its products: it is read from memory and widened.
 const PER_ELEMENT: usize = 4;
+
+/// [`product`], if it has few rows.
+pub(crate) fn product_of_few_rows<E: CpuElement<Acc = f32>>(
+    a: Matrix<'_, E>,
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+) -> Option<Vec<E>> {
+    (a.rows() <= FEW_ROWS).then(|| product(a, b, bias))
+}
 
 /// `a b + bias`, in row-major order.
 pub(crate) fn product<E: CpuElement<Acc = f32>>(
@@ -39,8 +53,10 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     let target = Parts(result.as_mut_ptr());
     let work = columns.saturating_mul(depth).saturating_mul(rows + PER_ELEMENT);
     if rows <= FEW_ROWS {
-        let most = if b.strides[0] == 1 { LINES } else { LINE };
-        let parts = ranges(columns, columns.div_ceil(4 * parallel::threads()).next_multiple_of(most));
+        // Columns are as good as alone; of rows, long parts are read.
+        let [per_thread, multiple] = if b.strides[0] == 1 { [4, LINES] } else { [1, LINE] };
+        let size = columns.div_ceil(per_thread * parallel::threads()).next_multiple_of(multiple);
+        let parts = ranges(columns, size);
         parallel::each(parts.collect(), work, |columns| {
             let job = Lines { a: &wide, rows, b, bias, columns, result: &target };
             vectorized(job);
@@ -239,31 +255,41 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
         }
     }
 
-    /// Rows of the right factor are added, each times an element of the left one.
+    /// Rows of the right factor are added, each times an element of the left one, some of them at once.
     #[inline(always)]
     fn by_rows(self) {
         let [depth, pitch] = self.b.size;
-        let mut line = [const { MaybeUninit::<f32>::uninit() }; LINE];
-        let mut sums = [[0.0f32; LINE]; FEW_ROWS];
-        for columns in ranges(self.columns.len(), LINE) {
+        let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; STRIP] }; AT_ONCE];
+        let mut sums = [[0.0f32; STRIP]; FEW_ROWS];
+        for columns in ranges(self.columns.len(), STRIP) {
             let columns = self.columns.start + columns.start..self.columns.start + columns.end;
             let len = columns.len();
             sums[..self.rows].iter_mut().for_each(|sums| sums[..len].fill(0.0));
-            for k in 0..depth {
-                let [below, across] = self.b.strides;
-                let values = &self.b.values[k * below + columns.start * across..];
-                let wide = match across {
-                    1 => widen_into(&values[..len], &mut line[..len]),
-                    _ => {
-                        let places = line[..len].iter_mut().enumerate();
-                        places.for_each(|(at, place)| _ = place.write(values[at * across].widen()));
-                        // SAFETY: all of these have just been written.
-                        unsafe { line[..len].assume_init_ref() }
-                    }
-                };
+            for summands in ranges(depth, AT_ONCE) {
+                let (first, count) = (summands.start, summands.len());
+                for (k, line) in summands.zip(&mut lines) {
+                    self.widen_row(k, columns.start, &mut line[..len]);
+                }
+                // SAFETY: this many of them have just been written.
+                let wide = |line: usize| unsafe { lines[line][..len].assume_init_ref() };
                 for (row, sums) in sums[..self.rows].iter_mut().enumerate() {
-                    let factor = self.a[row * depth + k];
-                    sums[..len].iter_mut().zip(wide).for_each(|(sum, value)| *sum += factor * value);
+                    let factors = &self.a[row * depth + first..][..count];
+                    let sums = &mut sums[..len];
+                    match factors.as_array::<AT_ONCE>() {
+                        Some(&[a, b, c, d]) => {
+                            let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
+                            for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
+                                *sum += (a * w + b * x) + (c * y + d * z);
+                            }
+                        }
+                        None => {
+                            for (line, factor) in factors.iter().enumerate() {
+                                sums.iter_mut()
+                                    .zip(wide(line))
+                                    .for_each(|(sum, value)| *sum += factor * value);
+                            }
+                        }
+                    }
                 }
             }
             let bias = self.bias.map(|bias| &bias[columns.clone()]);
@@ -274,6 +300,20 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
                 };
                 round(&sums[..len], bias, result);
             }
+        }
+    }
+
+    /// A part of row `k` of the right factor.
+    #[inline(always)]
+    fn widen_row(&self, k: usize, column: usize, line: &mut [MaybeUninit<f32>]) {
+        let [below, across] = self.b.strides;
+        let values = &self.b.values[k * below + column * across..];
+        match across {
+            1 => _ = widen_into(&values[..line.len()], line),
+            _ => line
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, place)| _ = place.write(values[at * across].widen())),
         }
     }
 }

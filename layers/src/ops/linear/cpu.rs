@@ -18,7 +18,7 @@ const SMALL_PART: usize = 8;
 const NARROW: usize = 64;
 
 /// The product of two matrices plus a bias. Each matrix has all rows of a tensor; if `transposed`, it is transposed. `None` if a tensor
-/// does not lie in memory as a matrix, or if the matrices do not fit.
+/// does not lie in memory as a matrix, if the matrices do not fit, or if Burn's product is to be taken.
 fn product<B: CpuBackend>(
     factors: [&FloatTensor<B>; 2],
     transposed: [bool; 2],
@@ -29,10 +29,17 @@ fn product<B: CpuBackend>(
         return None;
     }
     match dtype {
-        DType::F32 => product_by::<B, f32>(factors, transposed, bias, gemm::product),
-        DType::F64 => product_by::<B, f64>(factors, transposed, bias, gemm::product),
-        DType::F16 => product_by::<B, f16>(factors, transposed, bias, half_precision::product),
-        DType::BF16 => product_by::<B, bf16>(factors, transposed, bias, half_precision::product),
+        DType::F32 => {
+            product_by::<B, f32>(factors, transposed, bias, |a, b, bias| Some(gemm::product(a, b, bias)))
+        }
+        DType::F64 => {
+            product_by::<B, f64>(factors, transposed, bias, |a, b, bias| Some(gemm::product(a, b, bias)))
+        }
+        // Flex multiplies f16, other than bf16, without copies in f32.
+        DType::F16 => product_by::<B, f16>(factors, transposed, bias, half_precision::product_of_few_rows),
+        DType::BF16 => product_by::<B, bf16>(factors, transposed, bias, |a, b, bias| {
+            Some(half_precision::product(a, b, bias))
+        }),
         _ => None,
     }
 }
@@ -42,7 +49,7 @@ fn product_by<B: CpuBackend, E: CpuElement>(
     [left, right]: [&FloatTensor<B>; 2],
     transposed: [bool; 2],
     bias: Option<&FloatTensor<B>>,
-    product: impl Fn(Matrix<'_, E>, Matrix<'_, E>, Option<&[E]>) -> Vec<E>,
+    product: impl Fn(Matrix<'_, E>, Matrix<'_, E>, Option<&[E]>) -> Option<Vec<E>>,
 ) -> Option<FloatTensor<B>> {
     let (left, right) = (B::matrix::<E>(left)?, B::matrix::<E>(right)?);
     let left = if transposed[0] { left.transpose() } else { left };
@@ -51,7 +58,7 @@ fn product_by<B: CpuBackend, E: CpuElement>(
     let bias = bias.as_ref().map(|bias| B::as_slice::<E>(bias));
     let fits = left.columns() == right.rows() && bias.is_none_or(|bias| bias.len() == right.columns());
     let shape = Shape::new([left.rows(), right.columns()]);
-    fits.then(|| B::from_vec(product(left, right, bias), shape))
+    fits.then(|| product(left, right, bias)).flatten().map(|values| B::from_vec(values, shape))
 }
 
 /// A matrix with a row for every row of `x`, in the shape of `x` but for the last axis.

@@ -1,0 +1,31 @@
+// What only a model with a fused head and loss can do.
+
+impl Llama {
+    /// The mean cross entropy of those of the tokens that follow, `next [batch, length]`, which `counts [batch, length]` has a 1 for, where it
+    /// has 0 for all others: of answers without their questions, or of texts without their padding.
+    ///
+    /// Padding belongs after a text, where no other token sees it. Logits are computed in chunks, except where they have a softcap.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor, Tolerance};
+    /// use burn_memsave_models::{Decoder, DecoderSize, fused::decoder::Llama};
+    ///
+    /// let device = Device::flex();
+    /// let model = Llama::new(&DecoderSize::LLAMA_3_2_1B.tiny(), &device);
+    /// let [text, next] = [[[1, 2, 3]], [[2, 3, 4]]].map(|tokens| Tensor::<2, Int>::from_ints(tokens, &device));
+    /// let [padded, follows] = [[[1, 2, 3, 0]], [[2, 3, 4, 0]]].map(|tokens| Tensor::<2, Int>::from_ints(tokens, &device));
+    /// let counts = Tensor::<2>::from_floats([[1.0, 1.0, 1.0, 0.0]], &device);
+    /// let loss = model.loss_of_some(padded, follows, counts).into_data();
+    /// loss.assert_approx_eq::<f32>(&model.loss(text, next).into_data(), Tolerance::default());
+    /// ```
+    pub fn loss_of_some(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>, counts: Tensor<2>) -> Tensor<1> {
+        let factors = (counts.clone() / counts.sum().unsqueeze()).flatten::<1>(0, 1);
+        let (x, next) = (self.hidden(tokens), next.flatten::<1>(0, 1));
+        if self.logit_softcap.is_none() {
+            let options = functional::LinearCrossEntropyOptions { factors: Some(factors), ..Default::default() };
+            return functional::linear_cross_entropy(x.flatten(0, 1), self.head(), None, next, options);
+        }
+        let logits = self.capped(linear(x, self.head(), None)).flatten(0, 1);
+        (functional::cross_entropy(logits, next, None, None) * factors).sum()
+    }
+}

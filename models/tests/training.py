@@ -1,0 +1,37 @@
+"""Fine-tuning that begins in burn-memsave and goes on in `peft`. `make`: writes a small Llama. `continue`: trains the adapters in `ours`, and
+writes the losses, and the adapters, to `theirs`."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from peft import AutoPeftModelForCausalLM
+from small import decoder
+from transformers import LlamaConfig, LlamaForCausalLM
+
+warnings.filterwarnings("ignore")
+what, directory = sys.argv[1], Path(sys.argv[2])
+torch.manual_seed(0)
+
+if what == "make":
+    LlamaForCausalLM(LlamaConfig(**decoder)).save_pretrained(directory / "base")
+    sys.exit()
+
+run = json.loads((directory / "run.json").read_text())
+tokens, counts = torch.tensor(run["tokens"]), torch.tensor(run["counts"])
+model = AutoPeftModelForCausalLM.from_pretrained(directory / "ours", is_trainable=True)
+optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), run["learning_rate"])
+losses = []
+for step in range(run["steps"] + 1):
+    logits = model(tokens[:, :-1]).logits
+    every = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    loss = (every * counts).sum() / counts.sum()
+    losses.append(loss.item())
+    if step < run["steps"]:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+model.save_pretrained(directory / "theirs")
+(directory / "losses.json").write_text(json.dumps(losses))
