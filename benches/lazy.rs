@@ -137,10 +137,21 @@ fn encoder(directory: &Path) -> Result<(), Box<dyn Error>> {
     let mut table =
         table(&["encoder", "weights", "budget (MiB)", "eager (ms)", "lazy (ms)", "of eager", "heap (MiB)"]);
     for (budget, mapped) in [(16, false), (64, false), (512, false), (64, true)] {
-        let mut add = |name: &str, of_eager: &dyn Fn(), of_lazy: &dyn Fn(), scope: &Scope| {
-            let [in_memory, of_lazy] = milliseconds([of_eager, of_lazy]);
+        for is_training in [false, true] {
+            let scope = Scope::start();
+            let file = open(&path, mapped)?;
+            let options = LazyOptions::new().with_budget(budget << 20).with_prefetch(2);
+            let (lazy, _) = config.init(&device).lazy_load(&file, &options)?;
+            let lazy = lazy.apply_lora(Lora::new(8, 16.0));
+            let [in_memory, of_lazy] = match is_training {
+                true => milliseconds([&|| train(&eager), &|| train(&lazy)]),
+                false => {
+                    let [eager, lazy] = [&eager, &lazy].map(Module::valid);
+                    milliseconds([&|| infer(&eager), &|| infer(&lazy)])
+                }
+            };
             table.add_row([
-                name.to_owned(),
+                if is_training { "training" } else { "inference" }.to_owned(),
                 if mapped { "mapped" } else { "copied" }.to_owned(),
                 budget.to_string(),
                 format!("{in_memory:.0}"),
@@ -148,15 +159,7 @@ fn encoder(directory: &Path) -> Result<(), Box<dyn Error>> {
                 format!("{:.2}", in_memory / of_lazy),
                 mib(scope.peak()),
             ]);
-        };
-        let scope = Scope::start();
-        let file = open(&path, mapped)?;
-        let options = LazyOptions::new().with_budget(budget << 20).with_prefetch(2);
-        let (encoder, _) = config.init(&device).lazy_load(&file, &options)?;
-        let encoder = encoder.apply_lora(Lora::new(8, 16.0));
-        let without_gradients = [&eager, &encoder].map(Module::valid);
-        add("inference", &|| infer(&without_gradients[0]), &|| infer(&without_gradients[1]), &scope);
-        add("training", &|| train(&eager), &|| train(&encoder), &scope);
+        }
     }
     println!("{table}");
     Ok(())

@@ -45,7 +45,8 @@ impl Checkpoint {
             fs::remove_dir_all(&partial)?; // from a run that ended while saving
         }
         fs::create_dir_all(&partial)?;
-        let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
+        let adapters =
+            ParamGroup::from_regex(r"(^|\.)(lora|dora)\.").map_err(|error| format!("{error:?}"))?;
         model.clone().into_record_group(adapters).save(partial.join(ADAPTERS))?;
         optimizer.save(partial.join(OPTIMIZER))?;
         fs::write(partial.join(RUN), &self.run)?;

@@ -1,7 +1,7 @@
 """What `cargo bench -p burn-memsave-models --bench generate` needs of Python.
 
-    generate.py make DIRECTORY                  writes a random model of 1.6 GiB in bf16
-    generate.py time DIRECTORY PROMPT TOKENS    prints the tokens per second of `transformers`, in memory and offloaded to disk
+    generate.py make DIRECTORY                          writes a random model of 1.6 GiB in bf16
+    generate.py time DIRECTORY THREADS PROMPT TOKENS    prints the tokens per second of `transformers`, in memory and offloaded to disk
 """
 
 import sys
@@ -10,7 +10,7 @@ import time
 
 import torch
 from accelerate import disk_offload
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 def make(directory):
@@ -35,14 +35,16 @@ def tokens_per_second(model, prompt, tokens):
         return time.perf_counter() - begin
 
     seconds(1)
-    return tokens / (seconds(1 + tokens) - seconds(1))
+    # The fastest of two, as of ours.
+    return tokens / (min(seconds(1 + tokens) for _ in range(2)) - min(seconds(1) for _ in range(2)))
 
 
-def main(what, directory, prompt=32, tokens=16):
+def main(what, directory, threads=1, prompt=32, tokens=16):
     if what == "make":
         return make(directory)
+    torch.set_num_threads(int(threads))
     prompt = 10 + torch.arange(int(prompt))[None] * 37 % 1000
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
     print(f"in memory: {tokens_per_second(model, prompt, int(tokens)):.2f} tokens/s")
     with tempfile.TemporaryDirectory() as offloaded:
         disk_offload(model, offloaded, execution_device="cpu")

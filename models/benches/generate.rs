@@ -2,15 +2,15 @@
 //! token, for several budgets. Beside it, the same model with its weights in memory, and `transformers`, in memory and offloaded to disk by
 //! `accelerate`, where `$PYTHON` (or `python3`) can import both.
 //!
-//! A token needs all weights once, so that it takes at least the time in which they are read from the page cache: the bench measures that,
-//! too.
+//! A token needs all weights but the embedding once. What is not in memory is copied from the page cache, at a speed that the bench measures, by
+//! one thread, or is used there (mapped). Weights that are read when the model is loaded have Burn's layout, lazy ones have PyTorch's.
 //!
 //! ```sh
 //! cargo bench -p burn-memsave-models --bench generate -- --model DIRECTORY   # or a random model of 1.6 GiB, which Python makes
 //! ```
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device};
-use burn_memsave::lazy::{LazyOptions, WeightFile};
+use burn_memsave::lazy::{LazyOptions, TensorInfo, WeightFile};
 use burn_memsave::measure::{Scope, TrackingAllocator, mib};
 use burn_memsave_models::{DecoderSize, GenerateOptions, generate, memsave::decoder::Llama};
 use clap::Parser;
@@ -58,13 +58,13 @@ impl Case {
 }
 
 const CASES: [Case; 9] = [
-    Case::new("in memory", DType::BF16, None, false),
+    Case::new("read at once", DType::BF16, None, false),
     Case::new("all fit", DType::BF16, Some(1.0), false),
     Case::new("half fit", DType::BF16, Some(0.5), false),
     Case::new("a quarter fits", DType::BF16, Some(0.25), false),
     Case::new("a quarter fits, mapped", DType::BF16, Some(0.25), true),
     Case::new("a 16th fits, mapped", DType::BF16, Some(1.0 / 16.0), true),
-    Case::new("in memory", DType::F32, None, false),
+    Case::new("read at once", DType::F32, None, false),
     Case::new("half fit", DType::F32, Some(0.5), false),
     Case::new("a quarter fits", DType::F32, Some(0.25), false),
 ];
@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (bytes, seconds) = read_all(directory)?;
     let bandwidth = bytes as f64 / seconds / 1e9;
-    println!("{} MiB of weights, which are read from the page cache at {bandwidth:.1} GB/s", mib(bytes));
+    println!("{} MiB of files, which are read from the page cache at {bandwidth:.1} GB/s", mib(bytes));
 
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
@@ -96,60 +96,78 @@ fn main() -> Result<(), Box<dyn Error>> {
         "read per token (MiB)",
     ]);
     for case in CASES {
-        let [prompt, per_second, heap, read] = measure(&case, &args, directory, bytes)?;
+        let Measured { prompt, per_second, used, heap, read } = measure(&case, &args, directory)?;
         table.add_row([
             case.name.to_owned(),
             format!("{:?}", case.dtype),
             format!("{prompt:.2}"),
             format!("{per_second:.2}"),
-            format!("{:.1}", per_second * (bytes * case.dtype.size() as u64 / 2) as f64 / 1e9),
-            mib(heap as u64),
-            mib(read as u64),
+            format!("{:.1}", per_second * used as f64 / 1e9),
+            mib(heap),
+            mib(read),
         ]);
     }
     println!("{table}");
     let Some(python) = python else { return Ok(()) };
-    let tokens = [args.prompt.to_string(), args.tokens.to_string()];
-    let output = python.run(&["time".as_ref(), directory, tokens[0].as_ref(), tokens[1].as_ref()])?;
+    let [threads, prompt, tokens] =
+        [rayon::current_num_threads(), args.prompt as usize, args.tokens].map(|number| number.to_string());
+    let numbers = [&threads, &prompt, &tokens].map(Path::new);
+    let output = python.run(&["time".as_ref(), directory, numbers[0], numbers[1], numbers[2]])?;
     println!("transformers, bf16\n{output}");
     Ok(())
 }
 
-/// Seconds of the prompt, tokens per second after it, the peak of the heap in bytes, and the bytes that are read per token.
-fn measure(case: &Case, args: &Args, directory: &Path, bytes: u64) -> Result<[f64; 4], Box<dyn Error>> {
+/// What is measured of a case.
+struct Measured {
+    /// Seconds of the prompt.
+    prompt: f64,
+    /// Tokens per second after it.
+    per_second: f64,
+    /// Bytes of the weights that a token needs, in the dtype of the case.
+    used: u64,
+    /// The peak of the heap.
+    heap: u64,
+    /// Bytes that are read per token.
+    read: u64,
+}
+
+/// The faster of two generations, after one of a token that fills the cache.
+fn measure(case: &Case, args: &Args, directory: &Path) -> Result<Measured, Box<dyn Error>> {
     let scope = Scope::start();
     let file = match case.mapped {
         // SAFETY: nobody writes to the model while this bench runs.
         true => unsafe { WeightFile::open_mapped(directory)? },
         false => WeightFile::open(directory)?,
     };
+    let is_used = |name: &str| !name.contains("embed_tokens");
+    let in_file = |tensor: TensorInfo<'_>| tensor.shape.num_elements() as u64 * case.dtype.size() as u64;
+    let all: u64 = file.tensors().map(in_file).sum();
+    let used = file.tensors().filter(|tensor| is_used(tensor.name)).map(in_file).sum();
     let options = LazyOptions::new().with_dtype(case.dtype);
-    let in_memory = (bytes * case.dtype.size() as u64 / 2) as f64;
     let options = match case.budget {
-        Some(share) => options.with_budget((share * in_memory) as u64),
+        Some(share) => options.with_budget((share * all as f64) as u64),
         None => options.exclude("*"),
     };
     let size = DecoderSize::from_directory(directory)?;
     let size = size.with_length(args.prompt as usize + args.tokens + 1);
     let (model, report) = Llama::from_file(&size, file, &options, &Device::flex())?;
     let prompt: Vec<u32> = (0..args.prompt).map(|at| 10 + at * 37 % 1000).collect();
-    let (begin, mut first) = (Instant::now(), None);
-    let mut read_before = 0;
-    generate(&model, &[prompt], &GenerateOptions::new(1 + args.tokens), |_, _| {
-        first.get_or_insert_with(|| {
-            read_before = report.cache.statistics().bytes_read;
-            Instant::now()
-        });
-    })?;
-    let first = first.ok_or("no token")?;
-    let read = report.cache.statistics().bytes_read - read_before;
-    let tokens = args.tokens as f64;
-    Ok([
-        (first - begin).as_secs_f64(),
-        tokens / first.elapsed().as_secs_f64(),
-        scope.peak() as f64,
-        read as f64 / tokens,
-    ])
+    let run = |tokens: usize| -> Result<Measured, Box<dyn Error>> {
+        let (begin, mut first, mut read_before) = (Instant::now(), None, 0);
+        generate(&model, std::slice::from_ref(&prompt), &GenerateOptions::new(1 + tokens), |_, _| {
+            first.get_or_insert_with(|| {
+                read_before = report.cache.statistics().bytes_read;
+                Instant::now()
+            });
+        })?;
+        let first = first.ok_or("no token")?;
+        let read = (report.cache.statistics().bytes_read - read_before) / tokens.max(1) as u64;
+        let per_second = tokens as f64 / first.elapsed().as_secs_f64();
+        Ok(Measured { prompt: (first - begin).as_secs_f64(), per_second, used, heap: scope.peak(), read })
+    };
+    run(0)?;
+    let (first, second) = (run(args.tokens)?, run(args.tokens)?);
+    Ok(if second.per_second > first.per_second { second } else { first })
 }
 
 /// The bytes of all weights, and the seconds that a second reading of them takes.

@@ -10,20 +10,22 @@
 use burn::tensor::{DType, Device};
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
-use burn_memsave_models::hugging_face::LoadError;
+use burn_memsave::peft::PeftError;
+use burn_memsave_models::hugging_face::{HuggingFace, load_adapters};
 use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
 use burn_memsave_models::{
     ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, Sampling, generate,
 };
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
-use serde_json::Value;
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tokenizers::Tokenizer;
+use text::{ChatTemplate, Message, ends, tokenizer};
+
+mod text;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -34,6 +36,9 @@ struct Args {
     /// The directory of the model: config.json, tokenizer.json, and safetensors.
     #[arg(long)]
     model: PathBuf,
+    /// The directory of an adapter that Python's `peft` or the example `finetune_model` wrote.
+    #[arg(long)]
+    adapter: Option<PathBuf>,
     /// What the text begins with. Several prompts are continued at once, each weight being read once for all of them.
     #[arg(long, required = true)]
     prompt: Vec<String>,
@@ -58,8 +63,7 @@ struct Args {
     /// Draws the same tokens again.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Uses weights where they lie in the file, without copies, if they need not be converted (`--dtype`). No process may write to the file
-    /// meanwhile.
+    /// Uses weights where they lie in the file, without copies, if `--dtype` is that of the file. No process may write to the file meanwhile.
     #[arg(long)]
     mapped: bool,
     /// The numbers that the model computes with. Those of the file are fastest.
@@ -132,29 +136,39 @@ impl Size {
         length: usize,
         file: WeightFile,
         options: &LazyOptions,
-    ) -> Result<(Box<dyn Generate>, LazyReport), LoadError> {
+        adapter: Option<&Path>,
+    ) -> Result<(Box<dyn Generate>, LazyReport), Box<dyn Error>> {
         let device = Device::flex();
         Ok(match self {
             Self::Decoder(size) => {
                 let (model, report) = Llama::from_file(&size.with_length(length), file, options, &device)?;
-                (Box::new(model), report)
+                (Box::new(with_adapter(model, adapter)?), report)
             }
             Self::Gpt2(size) => {
                 let (model, report) = Gpt2::from_file(size, file, options, &device)?;
-                (Box::new(model), report)
+                (Box::new(with_adapter(model, adapter)?), report)
             }
         })
+    }
+}
+
+fn with_adapter<M: HuggingFace>(model: M, adapter: Option<&Path>) -> Result<M, PeftError> {
+    match adapter {
+        Some(adapter) => Ok(load_adapters(model, adapter)?.0),
+        None => Ok(model),
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
-    let tokenizer =
-        Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| error.to_string())?;
+    let tokenizer = tokenizer(&args.model)?;
     let template = args.chat.then(|| ChatTemplate::read(&args.model)).transpose()?;
     let prompts = args.prompt.iter().map(|prompt| -> Result<Vec<u32>, Box<dyn Error>> {
-        let text = template.as_ref().map_or_else(|| Ok(prompt.clone()), |template| template.apply(prompt))?;
+        let text = match &template {
+            Some(template) => template.apply(&[Message::of_user(prompt)], true)?,
+            None => prompt.clone(),
+        };
         // A template has the special tokens itself.
         let encoding = tokenizer.encode(text, !args.chat).map_err(|error| error.to_string())?;
         Ok(encoding.get_ids().to_vec())
@@ -177,7 +191,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         true => unsafe { WeightFile::open_mapped(&args.model)? },
         false => WeightFile::open(&args.model)?,
     };
-    let (model, report) = size.load(longest, file, &options)?;
+    let (model, report) = size.load(longest, file, &options, args.adapter.as_deref())?;
 
     let mut generation = GenerateOptions::new(args.tokens)
         .with_ends(ends(&args.model)?)
@@ -192,7 +206,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut words = tokenizer.decode_stream(true);
     let begin = Instant::now();
     let (mut first, mut undecoded) = (None, None);
-    let generated = generate(&*model, &prompts, &generation, |_, token| {
+    let generated = generate(&*model, &prompts, &generation, |prompt, token| {
         first.get_or_insert_with(|| begin.elapsed());
         // One text as it comes; several when they are complete.
         if prompts.len() == 1 {
@@ -202,7 +216,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             let _ = io::stdout().flush();
         }
-        memory.iter_mut().for_each(RunMemory::step);
+        if prompt == 0 {
+            memory.iter_mut().for_each(RunMemory::step);
+        }
     })?;
     if let Some(error) = undecoded {
         return Err(error.into());
@@ -216,6 +232,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
+    // Before the peak is asked for: meanwhile that is the peak of a step.
+    if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
+        fs::write(path, memory.to_svg())?;
+    }
     let steps = generated.texts.iter().map(Vec::len).max().unwrap_or(0).max(1);
     let first = first.unwrap_or(elapsed);
     let rest = (elapsed - first).as_secs_f64();
@@ -235,73 +255,5 @@ fn main() -> Result<(), Box<dyn Error>> {
         resident.map_or_else(|| "unknown".into(), |bytes| format!("{} MiB", mib(bytes))),
         mib(statistics.bytes_read / steps as u64),
     );
-    if let (Some(path), Some(memory)) = (&args.plot, memory) {
-        fs::write(path, memory.to_svg())?;
-    }
     Ok(())
-}
-
-/// The tokens that end a text.
-fn ends(directory: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
-    for name in ["generation_config.json", "config.json"] {
-        let Ok(text) = fs::read_to_string(directory.join(name)) else { continue };
-        let config: Value = serde_json::from_str(&text)?;
-        match &config["eos_token_id"] {
-            Value::Number(end) => return Ok(end.as_u64().map(|end| end as u32).into_iter().collect()),
-            Value::Array(ends) => {
-                return Ok(ends.iter().filter_map(Value::as_u64).map(|end| end as u32).collect());
-            }
-            _ => (),
-        }
-    }
-    Ok(vec![])
-}
-
-/// The form of a conversation: a template of Jinja.
-struct ChatTemplate {
-    template: String,
-    /// `tokenizer_config.json`, in which special tokens have names.
-    config: Value,
-}
-
-impl ChatTemplate {
-    fn read(directory: &Path) -> Result<Self, Box<dyn Error>> {
-        let config: Value =
-            serde_json::from_str(&fs::read_to_string(directory.join("tokenizer_config.json"))?)?;
-        let template =
-            match (fs::read_to_string(directory.join("chat_template.jinja")), &config["chat_template"]) {
-                (Ok(template), _) => template,
-                (_, Value::String(template)) => template.clone(),
-                // Several with names.
-                (_, Value::Array(templates)) => {
-                    let default = templates.iter().find(|template| template["name"] == "default");
-                    default.and_then(|template| template["template"].as_str()).unwrap_or_default().into()
-                }
-                _ => return Err(format!("{}: there is no template for --chat", directory.display()).into()),
-            };
-        Ok(Self { template, config })
-    }
-
-    /// What the user says, as the model reads it.
-    fn apply(&self, prompt: &str) -> Result<String, Box<dyn Error>> {
-        let mut environment = minijinja::Environment::new();
-        let syntax =
-            minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-        environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-            Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
-        });
-        let special = |name: &str| match &self.config[name] {
-            Value::String(token) => token.clone(),
-            token => token["content"].as_str().unwrap_or_default().to_owned(),
-        };
-        let context = minijinja::context! {
-            messages => [minijinja::context! { role => "user", content => prompt }],
-            add_generation_prompt => true,
-            bos_token => special("bos_token"),
-            eos_token => special("eos_token"),
-        };
-        Ok(environment.render_str(&self.template, context)?)
-    }
 }

@@ -1,10 +1,10 @@
 // What only a model with a fused head and loss can do.
 
 impl Llama {
-    /// The mean cross entropy of those of the tokens that follow, `next [batch, length]`, which `counts [batch, length]` has a 1 for, where it
-    /// has 0 for all others: of answers without their questions, or of texts without their padding.
+    /// The mean cross entropy of the tokens in `next [batch, length]` for which `counts [batch, length]` is 1. Tokens for which it is 0 are not
+    /// learned: questions, or padding, which belongs after a text, where no other token sees it. If it is 0 everywhere, the result is NaN.
     ///
-    /// Padding belongs after a text, where no other token sees it. Logits are computed in chunks, except where they have a softcap.
+    /// Logits are computed in chunks, except where they have a softcap.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};

@@ -1,43 +1,45 @@
 //! A Hugging Face model larger than memory: generate text with it, fine-tune it, and take the adapter back to Python.
 //!
 //! The crate `burn-memsave-models` has text models of Hugging Face in our layers. `from_directory` reads `config.json`, and the weights
-//! stay in their safetensors, as [offload](super::offload) describes. Supported are Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 and
-//! GPT-2. If a configuration asks for something that is not implemented, the error names the field.
+//! stay in their safetensors, as [offload](super::offload) describes. Supported are Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text)
+//! and, for generation, GPT-2. If a configuration asks for something that is not implemented, the error names the field.
 //!
-//! Two programs need nothing but a directory from the hub (config.json, tokenizer.json and safetensors):
+//! Two programs work on a directory from the hub (config.json, tokenizer.json, safetensors, and tokenizer_config.json for chats):
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-models --features text --example generate -- \
 //!     --model Qwen2.5-7B-Instruct --chat --prompt "What is a tensor?" --budget 2GiB --dtype bf16
 //! cargo run --release -p burn-memsave-models --features text --example finetune_model -- \
-//!     --model Qwen2.5-0.5B --data texts.jsonl --budget 512MiB --step-budget 512MiB --output adapter
+//!     --model Qwen2.5-0.5B --data texts.jsonl --budget 1GiB --step-budget 512MiB --output adapter
 //! ```
 //!
-//! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step asks for, computes logits in chunks, and
-//! keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was saved. Python loads the result with
-//! `AutoPeftModelForCausalLM.from_pretrained("adapter")`.
+//! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step requires, computes logits in chunks
+//! (except for Gemma 2, which caps them), and keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was
+//! saved. Python loads the result with `AutoPeftModelForCausalLM.from_pretrained("adapter")`, and `generate --adapter adapter` runs it.
 //!
 //! # What it saves
 //!
-//! Everything beyond the budget. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of 1626 MiB in bf16
+//! All weights beyond the budget stay in the file. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of 1626 MiB in bf16
 //! (16 blocks, width 2048, batch 1), whose files are in the page cache, on two cores:
 //!
 //! TABLE
 //!
 //! # What it costs
 //!
-//! Every token needs every weight once. Without a cache that holds them all, generation is as slow as reading them: a token takes at
-//! least the bytes beyond the budget, divided by the bandwidth of the page cache or the disk. Three things help:
+//! Every token needs every weight once, so a token takes at least the time to read the bytes beyond the budget. Three options of
+//! `generate` help:
 //!
-//! - Compute in the dtype of the file (`--dtype bf16`): half as many bytes, and nothing is converted. Sums are made in f32.
-//! - Map the file (`--mapped`): weights are used where they lie, without a copy. No process may write to the file meanwhile.
-//! - Give several prompts at once: a weight that was read serves all of them.
+//! - `--dtype` with the dtype of the file: in bf16, half as many bytes as in f32 are in memory, and nothing is converted. Products are
+//!   summed in f32.
+//! - `--mapped`: weights are used where they lie in the page cache, without a copy. No process may write to the file meanwhile.
+//! - Several prompts at once: a weight that was read serves all of them.
 //!
-//! A training step reads every weight twice.
+//! In training, each part of a batch (`--at-once`) reads every weight twice, or three times where its block is recomputed. The head is
+//! read whole, and so is the embedding if it is the head.
 //!
 //! # When to use it
 //!
-//! Use it if a model does not fit. If it does, a budget of all weights costs nothing after the first token.
+//! Use it if a model does not fit. With a budget of all weights, only the first token waits for the file.
 //!
 //! # Example
 //!

@@ -419,12 +419,14 @@ impl FrozenWeight for FileWeight {
 
     fn columns_at_once(&self) -> Option<usize> {
         let CachedWeight { entry, dtype, .. } = self.weight();
-        let fits = self.weight().footprint() <= self.cache.budget();
-        if !entry.transposed || fits || entry.map(*dtype).is_some() {
+        let fits = self.weight().footprint() <= self.cache.budget() || self.cache.keeps_on_devices();
+        // Of a mapped weight nothing is copied, and without a place in the file every block would need all of it.
+        if !entry.transposed || fits || entry.map(*dtype).is_some() || entry.span.is_none() {
             return None;
         }
-        let [_, rows] = entry.tensor.shape.dims();
-        Some((BLOCK / (rows * dtype.size()).max(1)).max(1))
+        let [columns, rows] = entry.tensor.shape.dims();
+        let at_once = (BLOCK / (rows * dtype.size()).max(1)).max(1);
+        (at_once < columns).then_some(at_once)
     }
 
     fn read_transposed_columns(&self, columns: Range<usize>) -> TensorData {
@@ -434,5 +436,5 @@ impl FrozenWeight for FileWeight {
     }
 }
 
-/// The bytes that are in memory at a time of a matrix that does not fit into the budget.
+/// The bytes of a matrix that does not fit into the budget that a thread reads at a time, beside the cache.
 const BLOCK: usize = 16 << 20;

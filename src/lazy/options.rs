@@ -97,7 +97,8 @@ impl LazyOptions {
     }
 
     /// The most bytes of lazy weights that may be in memory, in use or not. Weights that do not fit are read again in the next pass. A
-    /// weight larger than the budget is still read, and dropped after its use.
+    /// weight larger than the budget is still read, and dropped after its use. If it is the weight of a dense layer in PyTorch's layout, or a
+    /// table that is used as a head, blocks of 16 MiB are read instead where the layer can use them, beside the budget.
     ///
     /// The default is twice the largest weight.
     pub fn with_budget(mut self, bytes: u64) -> Self {

@@ -20,6 +20,11 @@ impl DeviceBudget {
         Arc::new(Self { bytes, used: Mutex::default() })
     }
 
+    /// The most bytes that may stay on a device.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The bytes that stay now, on all devices.
     pub fn used(&self) -> u64 {
         lock(&self.used).iter().map(|(_, bytes)| bytes).sum()

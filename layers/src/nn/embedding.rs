@@ -2,6 +2,7 @@
 use crate::frozen::{rows_and_adapter, transposed_blocks, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::nn::linear::pays_by_blocks;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
@@ -68,8 +69,9 @@ impl Embedding {
 
     /// Computes the logits of a head that is tied to the table, `input weight^T`.
     ///
-    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, in the backward pass, too, so that only
-    /// 16 MiB of it are in memory at a time. (A table with an adapter is read as a whole.)
+    /// A [lazy](crate::frozen) table that is not in memory is read, multiplied and dropped block by block, in the backward pass,
+    /// too, so that only 16 MiB of it are there at a time. It is read whole if it has an adapter, if the input has more rows than
+    /// features, or if a tracked input has half precision, whose gradient would be rounded once per block.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -91,8 +93,10 @@ impl Embedding {
     pub fn logits<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let product = |columns: Tensor<2>| functional::linear(input.clone(), columns, None);
         match transposed_blocks(&self.weight, BLOCK_BYTES) {
-            Some(blocks) => Tensor::cat(blocks.map(product).collect(), D - 1),
-            None => product(self.weight.val().transpose()),
+            Some(blocks) if pays_by_blocks(&input, self.weight.lazy_shape()[1]) => {
+                Tensor::cat(blocks.map(product).collect(), D - 1)
+            }
+            _ => product(self.weight.val().transpose()),
         }
     }
 }

@@ -39,8 +39,9 @@ drop_in! {
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
     /// gradient are not computed unless the rank reaches `d_input` or `d_output`: see [`linear_lora`](functional::linear_lora),
     /// and [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed. A
-    /// [lazy](crate::frozen) weight that is too large to be read whole, such as the head of a language model, is read, multiplied
-    /// and dropped block by block, in the backward pass, too, unless it has an adapter.
+    /// [lazy](crate::frozen) weight in PyTorch's layout that is larger than the budget, such as the head of a language model, is
+    /// read, multiplied and dropped block by block, in the backward pass, too. It is read whole if it has an adapter, if the input
+    /// has more rows than features, or if a tracked input has half precision, whose gradient would be rounded once per block.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -74,7 +75,9 @@ impl Linear {
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        if let Some(blocks) = column_blocks(&self.weight) {
+        if let Some(blocks) = column_blocks(&self.weight)
+            && pays_by_blocks(&input, self.weight.lazy_shape()[0])
+        {
             return by_blocks(input, blocks, bias);
         }
         let adapted = adapted(&self.weight);
@@ -86,6 +89,13 @@ impl Linear {
             Adapted::Dora(weight, adapter) => functional::linear_dora(input, weight, adapter, bias),
         }
     }
+}
+
+/// Whether products of this input with blocks of a weight of `d_input` rows are as good as one product. Together they must not be larger than the
+/// weight, since they are there twice when they are joined. No gradient may be rounded once per block.
+pub(super) fn pays_by_blocks<const D: usize>(input: &Tensor<D>, d_input: usize) -> bool {
+    let is_wide = input.dtype().size() >= size_of::<f32>();
+    input.shape().num_elements() <= d_input.saturating_mul(d_input) && (is_wide || !input.is_tracked())
 }
 
 /// The products with blocks of columns of the weight, next to each other.

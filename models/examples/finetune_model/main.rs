@@ -5,12 +5,12 @@
 //!     --model Qwen2.5-0.5B --data texts.jsonl --budget 512MiB --step-budget 512MiB --output adapter
 //! ```
 //!
-//! `AutoPeftModelForCausalLM.from_pretrained("adapter")` then loads it. The text is checkpointed as far as the budget of a step asks for it, the
-//! logits are never there as a whole, and the optimizer keeps 8 bits. A run that was stopped goes on with `--resume`, to the bit.
+//! `AutoPeftModelForCausalLM.from_pretrained("adapter")` then loads it. As many blocks are recomputed as the budget of a step requires. Logits
+//! are computed in chunks, but for models that cap them (Gemma 2). The optimizer keeps 8 bits. A run that was stopped goes on with `--resume`,
+//! to the bit.
 #![recursion_limit = "256"]
-use burn::module::{Lora, Module, ParamGroup};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{DType, Device};
+use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
+use burn::tensor::{DType, Device, Tensor};
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave::lora::Dora;
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
@@ -30,10 +30,26 @@ use texts::{Part, Texts};
 
 #[path = "../../../examples/finetune_ddp/checkpoint.rs"]
 mod checkpoint;
+#[path = "../text/mod.rs"]
+mod text;
 mod texts;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// All dense layers of a block.
+const TARGETS: &str = r"attention\.(query|key|value|output)|gate\.linear_(inner|outer)|down";
+
+/// The names of these layers in Python, and here.
+const NAMES: [(&str, &str); 7] = [
+    ("q_proj", r"attention\.query"),
+    ("k_proj", r"attention\.key"),
+    ("v_proj", r"attention\.value"),
+    ("o_proj", r"attention\.output"),
+    ("gate_proj", r"gate\.linear_inner"),
+    ("up_proj", r"gate\.linear_outer"),
+    ("down_proj", "down"),
+];
 
 /// Fine-tunes a model of Hugging Face whose weights stay in their file, and writes the adapter for Python's `peft`.
 #[derive(Parser)]
@@ -41,7 +57,8 @@ struct Args {
     /// The directory of the model: config.json, tokenizer.json, and safetensors.
     #[arg(long)]
     model: PathBuf,
-    /// A line of JSON per text: {"text": ...}, or {"prompt": ..., "completion": ...}, of which only the completion is learned.
+    /// A line of JSON per text: {"text": ...}; {"prompt": ..., "completion": ...}, of which only the completion is learned; or {"messages":
+    /// [{"role": ..., "content": ...}, ...]}, of which only the last message is, in the form that the model was trained with.
     #[arg(long)]
     data: PathBuf,
     /// The directory of the adapter, and of what a run needs to go on.
@@ -56,10 +73,11 @@ struct Args {
     /// DoRA: the adapters have magnitudes, too.
     #[arg(long)]
     dora: bool,
-    /// The layers of a block that get adapters, a regular expression.
-    #[arg(long, default_value = r"attention\.(query|key|value|output)|gate\.linear_(inner|outer)|down")]
+    /// The layers of a block that get adapters, a regular expression. Python's names (q_proj, ...) are understood, too.
+    #[arg(long, default_value = TARGETS)]
     targets: String,
-    /// The most bytes of weights that are in memory.
+    /// The most bytes of weights that are in memory. The head, and an embedding that it is tied to, are read whole; if they do not fit, they
+    /// come on top.
     #[arg(long, default_value = "2GiB")]
     budget: ByteSize,
     /// The most bytes that a step may need beside the weights. Blocks are recomputed as far as that is necessary.
@@ -71,13 +89,13 @@ struct Args {
     /// Texts of a step.
     #[arg(long, default_value_t = 8)]
     batch_size: usize,
-    /// Texts of a step that are computed at once.
+    /// Texts of a step that are computed at once. Each such part of a step reads all weights twice.
     #[arg(long, default_value_t = 1)]
     at_once: usize,
     /// Passes over all texts.
     #[arg(long, default_value_t = 1)]
     epochs: usize,
-    /// Stops after this many steps.
+    /// Ends after this many steps, over which the learning rate falls, if they are fewer than those of all passes.
     #[arg(long)]
     steps: Option<usize>,
     /// The learning rate, which falls linearly to 0.
@@ -99,16 +117,29 @@ struct Args {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    if [args.lora, args.length, args.batch_size, args.at_once, args.save_every].contains(&0) {
+    let numbers = [
+        args.lora,
+        args.length,
+        args.batch_size,
+        args.at_once,
+        args.epochs,
+        args.save_every,
+        args.steps.unwrap_or(1),
+    ];
+    if numbers.contains(&0) {
         return Err(
-            "the rank, the length, numbers of texts and the steps between saves must be at least 1".into()
+            "a rank, a length, and numbers of texts, of steps and of passes must be at least 1".into()
         );
     }
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
     let device = Device::flex().autodiff();
     let size = DecoderSize::from_directory(&args.model)?;
-    let texts = Texts::read(&args.model, &args.data, args.length.min(size.length))?;
+    let (texts, dropped) =
+        Texts::read(&args.model, &args.data, size.vocabulary, args.length.min(size.length))?;
     println!("{} texts, {} tokens to learn", texts.len(), texts.learned());
+    if dropped > 0 {
+        println!("{dropped} texts are left out: after {} tokens nothing is left to learn", args.length);
+    }
 
     let options =
         LazyOptions::new().with_budget(args.budget.as_u64()).with_dtype(DType::F32).with_prefetch(2);
@@ -116,18 +147,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
     let alpha = args.alpha.unwrap_or(2.0 * args.lora as f64);
     let mut model = adapted(model, &args, alpha, &device)?;
+    let trained = trained_bytes(&model);
+    if trained == 0 {
+        return Err(format!("no layer has the name {}: there are {TARGETS}", args.targets).into());
+    }
     let mut optimizer = AdamW8bitConfig::new().init_for(&model);
-    let parts_of = |step: usize| texts.parts(step, args.batch_size, args.at_once, args.seed, &device);
+    let at_once = args.at_once.min(args.batch_size).min(texts.len());
     let steps = (args.epochs * texts.len().div_ceil(args.batch_size)).min(args.steps.unwrap_or(usize::MAX));
 
-    let checkpoint = Checkpoint::new(args.output.join("state"), run(&args, alpha));
+    let checkpoint = Checkpoint::new(args.output.join("state"), run(&args, &texts, alpha));
     let mut done = 0;
-    if args.resume {
-        (model, optimizer, done) = checkpoint.load(model, optimizer)?;
+    match (args.resume, checkpoint.last()) {
+        (true, _) => (model, optimizer, done) = checkpoint.load(model, optimizer)?,
+        (false, Some(_)) => {
+            return Err(
+                format!("{} has a run already: --resume goes on with it", args.output.display()).into()
+            );
+        }
+        (false, None) => (),
     }
     let loss = |model: &Llama, (tokens, (next, learned)): Part| model.loss_of_some(tokens, next, learned);
-    let longest = texts.longest_part(args.at_once, &device);
-    let plan = auto_checkpoint(&model, longest, args.step_budget.as_u64(), &ProfileOptions::new(), loss)?;
+    let longest = texts.longest_part(at_once, &device);
+    // The sums of all gradients, and what the optimizer makes of the largest, come on top of a part.
+    let of_part = args.step_budget.as_u64().saturating_sub(2 * trained);
+    let plan = auto_checkpoint(&model, longest, of_part, &ProfileOptions::new(), loss)?;
     let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
     println!("{recomputed} of {} blocks are recomputed in the backward pass", plan.blocks().count());
 
@@ -140,7 +183,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let begun = done;
     while done < steps {
-        let parts = parts_of(done);
+        let parts = texts.parts(done, args.batch_size, at_once, args.seed, &device);
         let (mean, gradients) = micro_batched(&model, parts, |model, part| plan.scope(|| loss(model, part)))?;
         let learning_rate = args.learning_rate * (1.0 - done as f64 / steps as f64);
         model = optimizer.step(learning_rate, model, gradients);
@@ -153,10 +196,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("step {done} of {steps}: loss {mean:.6}");
         }
         if done.is_multiple_of(args.save_every) || done == steps {
-            save(&model, &optimizer, &checkpoint, done, &args, alpha)?;
+            fs::create_dir_all(&args.output)?;
+            checkpoint.save(&model, &optimizer, done)?;
         }
     }
     bar.finish();
+    let base = fs::canonicalize(&args.model)?;
+    let config =
+        PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
+    hugging_face::save_adapters(&model, config, &args.output)?;
+    // Before the peak is asked for: meanwhile that is the peak of a step.
+    if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
+        fs::write(path, memory.to_svg())?;
+    }
 
     let seconds = begin.elapsed().as_secs_f64() / (done - begun).max(1) as f64;
     let resident =
@@ -168,15 +220,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         report.cache.statistics(),
         args.output.display(),
     );
-    if let (Some(path), Some(memory)) = (&args.plot, memory) {
-        fs::write(path, memory.to_svg())?;
-    }
     Ok(())
 }
 
 /// The model with adapters on the layers that were asked for. Everything else is frozen.
 fn adapted(model: Llama, args: &Args, alpha: f64, device: &Device) -> Result<Llama, Box<dyn Error>> {
-    let layers = format!(r"^blocks\.\d+\.({})\.weight$", args.targets);
+    let targets =
+        NAMES.iter().fold(args.targets.clone(), |targets, (there, here)| targets.replace(there, here));
+    let layers = format!(r"^blocks\.\d+\.({targets})\.weight$");
     let group = ParamGroup::from_regex(&layers).map_err(|error| format!("{error:?}"))?;
     let lora = Lora::new(args.lora, alpha).set_param_group(group);
     device.seed(args.seed);
@@ -187,8 +238,23 @@ fn adapted(model: Llama, args: &Args, alpha: f64, device: &Device) -> Result<Lla
     Ok(model)
 }
 
+/// The bytes of all parameters that are trained.
+fn trained_bytes(model: &Llama) -> u64 {
+    struct Trained(u64);
+    impl ModuleVisitor for Trained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                self.0 += (param.lazy_shape().num_elements() * size_of::<f32>()) as u64;
+            }
+        }
+    }
+    let mut trained = Trained(0);
+    model.visit(&mut trained);
+    trained.0
+}
+
 /// What determines the steps of a run.
-fn run(args: &Args, alpha: f64) -> String {
+fn run(args: &Args, texts: &Texts, alpha: f64) -> String {
     let Args {
         model,
         data,
@@ -205,24 +271,9 @@ fn run(args: &Args, alpha: f64) -> String {
         ..
     } = args;
     format!(
-        "{model:?}, {data:?}, rank {lora}, alpha {alpha}, DoRA {dora}, {targets}, {length} tokens, {batch_size} texts, {at_once} at once, \
-         {epochs} epochs, {steps:?} steps, learning rate {learning_rate}, seed {seed}"
+        "{model:?}, {data:?} of {} texts and {} tokens, rank {lora}, alpha {alpha}, DoRA {dora}, {targets}, {length} tokens, {batch_size} texts, {at_once} at once, \
+         {epochs} epochs, {steps:?} steps, learning rate {learning_rate}, seed {seed}",
+        texts.len(),
+        texts.learned(),
     )
-}
-
-/// Saves the adapter, and what the run needs to go on.
-fn save(
-    model: &Llama,
-    optimizer: &ModuleOptimizer,
-    checkpoint: &Checkpoint,
-    steps: usize,
-    args: &Args,
-    alpha: f64,
-) -> Result<(), Box<dyn Error>> {
-    fs::create_dir_all(&args.output)?;
-    checkpoint.save(model, optimizer, steps)?;
-    let base = fs::canonicalize(&args.model)?;
-    let config =
-        PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
-    Ok(hugging_face::save_adapters(model, config, &args.output)?)
 }

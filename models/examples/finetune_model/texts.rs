@@ -1,8 +1,8 @@
 //! Texts as tokens, and their parts of a batch.
+use crate::text::{ChatTemplate, Message, ends, tokenizer};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde::Deserialize;
-use serde_json::Value;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,11 @@ pub type Part = (Tensor<2, Int>, (Tensor<2, Int>, Tensor<2>));
 
 /// A line of the data.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected {\"text\"}, {\"prompt\", \"completion\"} or {\"messages\"}")]
 enum Line {
-    Text { text: String },
     Completion { prompt: String, completion: String },
+    Conversation { messages: Vec<Message> },
+    Text { text: String },
 }
 
 /// A text of at least two tokens.
@@ -34,39 +35,73 @@ impl Text {
 
 pub struct Texts(Vec<Text>);
 
-impl Texts {
-    /// The texts in a file, each cut after `length` predicted tokens.
-    pub fn read(model: &Path, data: &Path, length: usize) -> Result<Self, Box<dyn Error>> {
-        let tokenizer =
-            Tokenizer::from_file(model.join("tokenizer.json")).map_err(|error| error.to_string())?;
-        let end = end(model)?;
-        let tokens = |text: &str, special: bool| -> Result<Vec<u32>, String> {
-            let encoding = tokenizer.encode(text, special).map_err(|error| error.to_string())?;
-            Ok(encoding.get_ids().to_vec())
+/// Reads texts as tokens.
+struct Reader {
+    tokenizer: Tokenizer,
+    template: Result<ChatTemplate, Box<dyn Error>>,
+    end: Option<u32>,
+    /// The number of tokens that the model has.
+    vocabulary: usize,
+    /// The most tokens that are predicted.
+    length: usize,
+}
+
+impl Reader {
+    /// A line; `None` if nothing of it is left to learn.
+    fn read(&self, line: &str) -> Result<Option<Text>, Box<dyn Error>> {
+        // The text, and how many of its bytes are only read. A template has the special tokens itself.
+        let (text, read, is_template) = match serde_json::from_str(line)? {
+            Line::Text { text } => (text, 0, false),
+            Line::Completion { prompt, completion } => (prompt.clone() + &completion, prompt.len(), false),
+            Line::Conversation { messages } => {
+                let template = self.template.as_ref().map_err(|error| error.to_string())?;
+                let text = template.apply(&messages, false)?;
+                let before = messages.split_last().map_or(&[][..], |(_, before)| before);
+                let prompt = template.apply(before, true).unwrap_or_default();
+                let read = if text.starts_with(&prompt) { prompt.len() } else { 0 };
+                (text, read, true)
+            }
         };
-        let mut texts = vec![];
+        let encoding = self.tokenizer.encode(text, !is_template).map_err(|error| error.to_string())?;
+        let mut tokens = encoding.get_ids().to_vec();
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= self.vocabulary) {
+            return Err(format!("it has the token {token}, and the model has {}", self.vocabulary).into());
+        }
+        let is_learned = |&(_, end): &(usize, usize)| end > read;
+        let from = encoding.get_offsets().iter().position(is_learned).unwrap_or(tokens.len()).max(1);
+        if !is_template && tokens.last().copied() != self.end {
+            tokens.extend(self.end);
+        }
+        tokens.truncate(self.length + 1);
+        Ok((tokens.len() > from).then_some(Text { tokens, from }))
+    }
+}
+
+impl Texts {
+    /// The texts in a file, each cut after `length` predicted tokens, and the number of those of which nothing is left to learn.
+    pub fn read(
+        model: &Path,
+        data: &Path,
+        vocabulary: usize,
+        length: usize,
+    ) -> Result<(Self, usize), Box<dyn Error>> {
+        let (tokenizer, template) = (tokenizer(model)?, ChatTemplate::read(model));
+        let reader = Reader { tokenizer, template, end: ends(model)?.first().copied(), vocabulary, length };
+        if reader.end.is_none() {
+            println!("no token ends a text, so the model does not learn to end one");
+        }
         let file = fs::read_to_string(data).map_err(|error| format!("{}: {error}", data.display()))?;
+        let (mut texts, mut dropped) = (vec![], 0);
         for (number, line) in file.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let line: Line = serde_json::from_str(line)
-                .map_err(|error| format!("{}, line {}: {error}", data.display(), number + 1))?;
-            let (mut tokens, from) = match line {
-                Line::Text { text } => (tokens(&text, true)?, 1),
-                Line::Completion { prompt, completion } => {
-                    let prompt = tokens(&prompt, true)?;
-                    let from = prompt.len().max(1);
-                    ([prompt, tokens(&completion, false)?].concat(), from)
-                }
-            };
-            tokens.extend(end);
-            tokens.truncate(length + 1);
-            // Of a long prompt nothing may be left to learn.
-            if tokens.len() > from {
-                texts.push(Text { tokens, from });
+            let text = reader.read(line);
+            match text.map_err(|error| format!("{}, line {}: {error}", data.display(), number + 1))? {
+                Some(text) => texts.push(text),
+                None => dropped += 1,
             }
         }
         match texts.is_empty() {
             true => Err(format!("{}: there is nothing to learn", data.display()).into()),
-            false => Ok(Self(texts)),
+            false => Ok((Self(texts), dropped)),
         }
     }
 
@@ -128,14 +163,4 @@ fn part(texts: &[&Text], device: &Device) -> Part {
     });
     let learned = TensorData::new(learned.collect::<Vec<_>>(), [texts.len(), length]);
     (padded(0), (padded(1), Tensor::from_data(learned, device)))
-}
-
-/// The token that ends a text, if there is one.
-fn end(model: &Path) -> Result<Option<u32>, Box<dyn Error>> {
-    let config: Value = serde_json::from_str(&fs::read_to_string(model.join("config.json"))?)?;
-    let end = match &config["eos_token_id"] {
-        Value::Array(ends) => ends.first().and_then(Value::as_u64),
-        end => end.as_u64(),
-    };
-    Ok(end.and_then(|end| u32::try_from(end).ok()))
 }

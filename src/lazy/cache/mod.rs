@@ -125,6 +125,11 @@ impl Cache {
         self.0.settings.budget
     }
 
+    /// Whether weights may stay on devices.
+    pub fn keeps_on_devices(&self) -> bool {
+        self.0.settings.device_budget.bytes() > 0
+    }
+
     pub fn handle(&self) -> LazyCache {
         LazyCache(self.0.clone())
     }
@@ -356,7 +361,10 @@ impl Shared {
 
     fn rows(self: &Arc<Self>, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
         self.weights[index].entry.check_rows(rows)?;
-        let Some(table) = self.table(index)? else { return self.read_rows(index, rows) };
+        let Some(table) = self.table(index)? else {
+            return self
+                .read_past(index, rows.len(), |entry, dtype, out| entry.read_rows_as(dtype, rows, out));
+        };
         let width = self.weights[index].row_len();
         let mut words = words_for(rows.len() * width);
         let out = bytemuck::cast_slice_mut::<u64, u8>(&mut words);
@@ -373,7 +381,9 @@ impl Shared {
             let first = rows.start * weight.row_len();
             return Ok(table.slice(first..first + len));
         }
-        let words = self.read_rows(index, &rows.collect::<Vec<_>>())?;
+        let first = rows.start * (weight.row_len() / weight.dtype.size());
+        let words =
+            self.read_past(index, rows.len(), |entry, dtype, out| entry.read_range_as(dtype, first, out))?;
         Ok(bytes::Bytes::from_owner(Words { words, len }))
     }
 
@@ -394,17 +404,22 @@ impl Shared {
         }
     }
 
-    /// Reads rows past the cache.
-    fn read_rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
-        let CachedWeight { entry, dtype, .. } = &self.weights[index];
-        let len = rows.len() * self.weights[index].row_len();
+    /// Reads so many rows past the cache.
+    fn read_past(
+        &self,
+        index: usize,
+        rows: usize,
+        read: impl FnOnce(&Entry, DType, &mut [u8]) -> Result<(), LazyError>,
+    ) -> Result<Vec<u64>, LazyError> {
+        let weight = &self.weights[index];
+        let len = rows * weight.row_len();
         let mut words = words_for(len);
         let mut state = self.lock();
         state.record(index);
         state.by_rows[index] = true;
         drop(state);
         let begin = Instant::now();
-        entry.read_rows_as(*dtype, rows, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+        read(&weight.entry, weight.dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
         let mut state = self.lock();
         state.statistics.stalls += 1;
         state.statistics.stalled += begin.elapsed();

@@ -73,7 +73,7 @@ impl<'a, E> Matrix<'a, E> {
 
 /// `a b + bias`, in row-major order.
 pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: Option<&[E]>) -> Vec<E> {
-    let len = a.rows() * b.columns();
+    let len = elements(a, b);
     let mut result = Vec::with_capacity(len);
     let start = bias.map_or(Start::Nothing, Start::Row);
     // SAFETY: there is room for all of the product, no element of which is read first.
@@ -85,9 +85,14 @@ pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: O
 
 /// Adds `a b` to `y`, which is in row-major order.
 pub(crate) fn add_product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, y: &mut [E]) {
-    assert_eq!(y.len(), a.rows() * b.columns(), "a sum for every element of the product");
+    assert_eq!(y.len(), elements(a, b), "a sum for every element of the product");
     // SAFETY: `y` has as many elements as the product, all of them initialized.
     unsafe { multiply(a, b, y.as_mut_ptr(), Start::Result) };
+}
+
+/// The elements of a product. Factors whose elements lie in the same place may be small where it would be larger than all memory.
+pub(super) fn elements<E>(a: Matrix<'_, E>, b: Matrix<'_, E>) -> usize {
+    a.rows().checked_mul(b.columns()).expect("a product that fits into memory")
 }
 
 /// Lets the calling thread and every thread of its pool make the buffer that each makes for its first product and never frees, as large as a
@@ -152,7 +157,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         let right = &b.values[of_columns.start * b.strides[1]..];
         let left = Matrix { values: left, size: [of_rows.len(), depth], ..a };
         let right = Matrix { values: right, size: [depth, of_columns.len()], ..b };
-        match Way::of(right, of_rows.len()) {
+        match Way::of(left, right) {
             // SAFETY: as below.
             Way::Columns => unsafe { multiply_by_columns(left, right, target, columns, adds) },
             // SAFETY: as below.
@@ -197,12 +202,13 @@ const FEW_ROWS: usize = 32;
 pub(super) const SOME_ROWS: usize = 1024;
 
 impl Way {
-    /// That of a part with this right factor and this many rows.
-    fn of<E>(b: Matrix<'_, E>, rows: usize) -> Self {
+    /// That of a part with these factors.
+    fn of<E>(a: Matrix<'_, E>, b: Matrix<'_, E>) -> Self {
         let in_columns = b.strides[0] == 1 && b.strides[1] > 1;
-        match rows {
+        match a.rows() {
             2..=FEW_ROWS if in_columns => Self::Columns,
-            2..=SOME_ROWS if in_columns => Self::Panels,
+            // The crate may pack a left factor that is not in row-major order for every panel.
+            2..=SOME_ROWS if in_columns && a.strides[1] == 1 => Self::Panels,
             _ => Self::Whole,
         }
     }
@@ -258,6 +264,7 @@ type Columns = [u64; 1 << 12];
 /// # Safety
 ///
 /// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added.
+#[inline(never)] // its columns are on the stack
 unsafe fn multiply_by_columns<E: CpuElement>(
     a: Matrix<'_, E>,
     b: Matrix<'_, E>,
@@ -315,6 +322,7 @@ pub(super) const fn panel_columns<E>() -> usize {
 /// # Safety
 ///
 /// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added.
+#[inline(never)] // its panel is on the stack
 unsafe fn multiply_by_panels<E: CpuElement>(
     a: Matrix<'_, E>,
     b: Matrix<'_, E>,

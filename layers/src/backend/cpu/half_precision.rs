@@ -1,10 +1,14 @@
-//! Products of matrices in half precision. Every sum is made in f32 and rounded once, after the bias was added.
+//! Products of matrices in half precision. Every sum is made in f32, and in bf16 rounded once, after the bias was added.
 //!
 //! Burn's products of bf16 on a CPU copy both factors in f32 on one thread, and the right one once more if it is not in row-major order (the
-//! weight of PyTorch). Here the left factor, which has few elements beside a weight, is copied in f32. Of the right one, a thread has a [`Panel`] in f32 at a time, or for [`FEW_ROWS`] a part of one line. So a product of few rows, as in generation, is read at
-//! the speed of memory, and a weight in half precision in half the time of one in f32.
+//! weight of PyTorch). Here the left factor is copied in f32. Of the right one, a thread has a [`Panel`] in f32 at a time, or for [`FEW_ROWS`] a
+//! few parts of lines. So a product of few rows, as in generation, is read at the speed of memory, and a weight in half precision in half the
+//! time of one in f32.
+//!
+//! Burn's products of f16 pack parts of both factors in f32, and round after each part. They take less memory than the copy of a left factor,
+//! so here only those of few rows are made, without a gradient of a weight among them.
 use super::gemm::{
-    Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, panel_columns, panel_elements,
+    Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, elements, panel_columns, panel_elements,
 };
 use super::parallel::{self, Job, vectorized};
 use super::transpose::transpose;
@@ -20,6 +24,9 @@ const LINE: usize = 512;
 /// The most columns whose sums are made at a time from rows of the right factor: long enough that a row is read in order.
 const STRIP: usize = 1024;
 
+/// The least columns of a thread whose sums are made from rows of the right factor: two cache lines.
+const SHORTEST: usize = 64;
+
 /// Rows of the right factor that are added to a sum at once, so that it is written less often.
 const AT_ONCE: usize = 4;
 
@@ -29,13 +36,23 @@ const LINES: usize = 8;
 /// The work of an element of the right factor, beside its products: it is read from memory and widened.
 const PER_ELEMENT: usize = 4;
 
-/// [`product`], if it has few rows.
+/// The product plus the bias, if it has few rows, and the left factor is in row-major order, as in generation. It is rounded before the bias is
+/// added, and again after it, as Burn rounds: losses whose logits are computed again with more rows would otherwise see others.
 pub(crate) fn product_of_few_rows<E: CpuElement<Acc = f32>>(
     a: Matrix<'_, E>,
     b: Matrix<'_, E>,
     bias: Option<&[E]>,
 ) -> Option<Vec<E>> {
-    (a.rows() <= FEW_ROWS).then(|| product(a, b, bias))
+    if a.rows() > FEW_ROWS || a.strides[1] != 1 {
+        return None;
+    }
+    let mut result = product(a, b, None);
+    if let Some(bias) = bias {
+        for row in result.chunks_exact_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(y, bias)| *y = E::narrow(y.widen() + bias.widen()));
+        }
+    }
+    Some(result)
 }
 
 /// `a b + bias`, in row-major order.
@@ -48,22 +65,22 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     assert_eq!(depth, b.rows(), "as many columns as rows");
     assert!(bias.is_none_or(|bias| bias.len() == columns), "an element per column");
     let wide = widened(a);
-    let len = rows * columns;
+    let len = elements(a, b);
     let mut result = Vec::with_capacity(len);
     let target = Parts(result.as_mut_ptr());
-    let work = columns.saturating_mul(depth).saturating_mul(rows + PER_ELEMENT);
+    let work = columns.saturating_mul(depth).saturating_mul(rows.saturating_add(PER_ELEMENT));
+    let threads = parallel::threads();
     if rows <= FEW_ROWS {
-        // Columns are as good as alone; of rows, long parts are read.
-        let [per_thread, multiple] = if b.strides[0] == 1 { [4, LINES] } else { [1, LINE] };
-        let size = columns.div_ceil(per_thread * parallel::threads()).next_multiple_of(multiple);
-        let parts = ranges(columns, size);
-        parallel::each(parts.collect(), work, |columns| {
-            let job = Lines { a: &wide, rows, b, bias, columns, result: &target };
-            vectorized(job);
+        // A column is read in order whatever its neighbors are; of rows, long parts are.
+        let [per_thread, multiple] = if b.strides[0] == 1 { [4, LINES] } else { [1, SHORTEST] };
+        let size = columns.div_ceil(per_thread * threads).next_multiple_of(multiple);
+        parallel::each(ranges(columns, size).collect(), work, |columns| {
+            vectorized(Lines { a: &wide, rows, b, bias, columns, result: &target });
         });
     } else {
-        let down = rows.div_ceil(rows.div_ceil(SOME_ROWS));
-        let parts = ranges(rows, down).flat_map(|rows| {
+        let across = columns.div_ceil(panel_columns::<f32>());
+        let down = rows.div_ceil(SOME_ROWS).max(threads.div_ceil(across)).min(rows.div_ceil(FEW_ROWS));
+        let parts = ranges(rows, rows.div_ceil(down)).flat_map(|rows| {
             ranges(columns, panel_columns::<f32>()).map(move |columns| (rows.clone(), columns))
         });
         parallel::each(parts.collect(), work, |(rows, columns)| {
@@ -84,7 +101,7 @@ fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone
 /// A matrix in f32, in row-major order.
 fn widened<E: CpuElement<Acc = f32>>(matrix: Matrix<'_, E>) -> Vec<f32> {
     let [rows, columns] = matrix.size;
-    let len = rows * columns;
+    let len = rows.checked_mul(columns).expect("a matrix that fits into memory");
     let at_once = parallel::items_per_task(rows, columns).next_multiple_of(LINES);
     // SAFETY: `Widen` writes all of its rows.
     unsafe {
@@ -264,41 +281,47 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
         for columns in ranges(self.columns.len(), STRIP) {
             let columns = self.columns.start + columns.start..self.columns.start + columns.end;
             let len = columns.len();
-            sums[..self.rows].iter_mut().for_each(|sums| sums[..len].fill(0.0));
-            for summands in ranges(depth, AT_ONCE) {
-                let (first, count) = (summands.start, summands.len());
-                for (k, line) in summands.zip(&mut lines) {
-                    self.widen_row(k, columns.start, &mut line[..len]);
-                }
-                // SAFETY: this many of them have just been written.
-                let wide = |line: usize| unsafe { lines[line][..len].assume_init_ref() };
-                for (row, sums) in sums[..self.rows].iter_mut().enumerate() {
-                    let factors = &self.a[row * depth + first..][..count];
-                    let sums = &mut sums[..len];
-                    match factors.as_array::<AT_ONCE>() {
-                        Some(&[a, b, c, d]) => {
-                            let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
-                            for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
-                                *sum += (a * w + b * x) + (c * y + d * z);
+            // Sums of parts of all summands, so that few are added to a large one.
+            let mut totals = vec![0.0f32; self.rows * len];
+            for part in ranges(depth, LINE) {
+                sums[..self.rows].iter_mut().for_each(|sums| sums[..len].fill(0.0));
+                for first in part.clone().step_by(AT_ONCE) {
+                    let count = AT_ONCE.min(part.end - first);
+                    for (k, line) in (first..first + count).zip(&mut lines) {
+                        self.widen_row(k, columns.start, &mut line[..len]);
+                    }
+                    // SAFETY: this many of them have just been written.
+                    let wide = |line: usize| unsafe { lines[line][..len].assume_init_ref() };
+                    for (row, sums) in sums[..self.rows].iter_mut().enumerate() {
+                        let factors = &self.a[row * depth + first..][..count];
+                        let sums = &mut sums[..len];
+                        match factors.as_array::<AT_ONCE>() {
+                            Some(&[a, b, c, d]) => {
+                                let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
+                                for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
+                                    *sum += (a * w + b * x) + (c * y + d * z);
+                                }
                             }
-                        }
-                        None => {
-                            for (line, factor) in factors.iter().enumerate() {
-                                sums.iter_mut()
-                                    .zip(wide(line))
-                                    .for_each(|(sum, value)| *sum += factor * value);
+                            None => {
+                                for (line, factor) in factors.iter().enumerate() {
+                                    let terms = wide(line).iter().map(|value| factor * value);
+                                    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+                                }
                             }
                         }
                     }
                 }
+                for (totals, sums) in totals.chunks_exact_mut(len).zip(&sums) {
+                    totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+                }
             }
             let bias = self.bias.map(|bias| &bias[columns.clone()]);
-            for (row, sums) in sums[..self.rows].iter().enumerate() {
+            for (row, totals) in totals.chunks_exact(len).enumerate() {
                 // SAFETY: columns of a row of the result that are this job's.
                 let result = unsafe {
                     slice::from_raw_parts_mut(self.result.0.add(row * pitch + columns.start).cast(), len)
                 };
-                round(&sums[..len], bias, result);
+                round(totals, bias, result);
             }
         }
     }
@@ -337,6 +360,23 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
     use burn::tensor::{bf16, f16};
+
+    /// Many equal terms: the sum of all of them in one variable is off by thousandths.
+    #[test]
+    fn long_sums_are_made_in_parts() {
+        const DEPTH: usize = 1 << 17;
+        let [one, tenth] = [1.0f32, 0.1].map(bf16::from_f32);
+        let (a, b) = (vec![one; 3 * DEPTH], vec![tenth; 2 * DEPTH]);
+        let exact = tenth.to_f64() * DEPTH as f64;
+        let left = Matrix::in_order(&a, [3, DEPTH]).expect("a matrix");
+        let rows = Matrix::in_order(&b, [DEPTH, 2]).expect("a matrix");
+        let columns = Matrix::in_order(&b, [2, DEPTH]).expect("a matrix").transpose();
+        for right in [rows, columns] {
+            for found in product(left, right, None) {
+                assert_eq!(found, bf16::from_f64(exact));
+            }
+        }
+    }
 
     /// In every layout and with every number of rows, against sums in f64 of the same numbers: no sum is off by more than one rounding to half
     /// precision, and those of f32.

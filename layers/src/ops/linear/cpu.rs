@@ -35,7 +35,6 @@ fn product<B: CpuBackend>(
         DType::F64 => {
             product_by::<B, f64>(factors, transposed, bias, |a, b, bias| Some(gemm::product(a, b, bias)))
         }
-        // Flex multiplies f16, other than bf16, without copies in f32.
         DType::F16 => product_by::<B, f16>(factors, transposed, bias, half_precision::product_of_few_rows),
         DType::BF16 => product_by::<B, bf16>(factors, transposed, bias, |a, b, bias| {
             Some(half_precision::product(a, b, bias))

@@ -1,0 +1,101 @@
+//! The text of a model of Hugging Face: its tokenizer, the tokens that end a text, and the form of conversations.
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+/// The tokenizer in the directory of a model. Like `transformers`, it neither pads nor truncates, whatever its file says.
+pub fn tokenizer(model: &Path) -> Result<Tokenizer, Box<dyn Error>> {
+    let path = model.join("tokenizer.json");
+    let named = |error: tokenizers::Error| format!("{}: {error}", path.display());
+    let mut tokenizer = Tokenizer::from_file(&path).map_err(named)?;
+    tokenizer.with_padding(None).with_truncation(None).map_err(named)?;
+    Ok(tokenizer)
+}
+
+/// The tokens that end a text.
+pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
+    for name in ["generation_config.json", "config.json"] {
+        let Ok(text) = fs::read_to_string(model.join(name)) else { continue };
+        let config: Value = serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
+        let ends = match &config["eos_token_id"] {
+            Value::Array(ends) => ends.clone(),
+            end => vec![end.clone()],
+        };
+        let ends: Vec<u32> = ends.iter().filter_map(|end| end.as_u64()?.try_into().ok()).collect();
+        if !ends.is_empty() {
+            return Ok(ends);
+        }
+    }
+    Ok(vec![])
+}
+
+/// What somebody says in a conversation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Message {
+    role: String,
+    content: String,
+}
+
+impl Message {
+    #[allow(dead_code)] // of the example that generates
+    pub fn of_user(content: &str) -> Self {
+        Self { role: "user".into(), content: content.into() }
+    }
+}
+
+/// The form of conversations: a template of Jinja.
+pub struct ChatTemplate {
+    template: String,
+    /// `tokenizer_config.json`, in which special tokens have names.
+    config: Value,
+}
+
+impl ChatTemplate {
+    pub fn read(model: &Path) -> Result<Self, Box<dyn Error>> {
+        let path = model.join("tokenizer_config.json");
+        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let config: Value =
+            serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let template = match (fs::read_to_string(model.join("chat_template.jinja")), &config["chat_template"])
+        {
+            (Ok(template), _) => Some(template),
+            (_, Value::String(template)) => Some(template.clone()),
+            // Several with names.
+            (_, Value::Array(templates)) => {
+                let default = templates.iter().find(|template| template["name"] == "default");
+                default.and_then(|template| template["template"].as_str()).map(str::to_owned)
+            }
+            _ => None,
+        };
+        match template {
+            Some(template) => Ok(Self { template, config }),
+            None => Err(format!("{}: there is no template of conversations", model.display()).into()),
+        }
+    }
+
+    /// A conversation as the model reads it; with `goes_on`, up to where the model answers.
+    pub fn apply(&self, messages: &[Message], goes_on: bool) -> Result<String, Box<dyn Error>> {
+        let mut environment = minijinja::Environment::new();
+        let syntax =
+            minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        environment.set_syntax(syntax);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+            Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
+        });
+        let special = |name: &str| match &self.config[name] {
+            Value::String(token) => token.clone(),
+            token => token["content"].as_str().unwrap_or_default().to_owned(),
+        };
+        let context = minijinja::context! {
+            messages => messages,
+            add_generation_prompt => goes_on,
+            bos_token => special("bos_token"),
+            eos_token => special("eos_token"),
+        };
+        Ok(environment.render_str(&self.template, context)?)
+    }
+}
