@@ -1,5 +1,5 @@
 //! The text of a model of Hugging Face: its tokenizer, the tokens that end a text, and the form of conversations.
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use std::error::Error;
 use std::fs;
@@ -33,7 +33,7 @@ pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
 }
 
 /// What somebody says in a conversation.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Message {
     role: String,
     content: String,
@@ -90,8 +90,11 @@ impl ChatTemplate {
             Value::String(token) => token.clone(),
             token => token["content"].as_str().unwrap_or_default().to_owned(),
         };
+        let messages = messages.iter().map(|Message { role, content }| {
+            minijinja::context! { role => role, content => content }
+        });
         let context = minijinja::context! {
-            messages => messages,
+            messages => messages.collect::<Vec<_>>(),
             add_generation_prompt => goes_on,
             bos_token => special("bos_token"),
             eos_token => special("eos_token"),
