@@ -19,8 +19,8 @@
 //!
 //! # What it saves
 //!
-//! All weights beyond the budget stay in the file. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of 1626 MiB in bf16
-//! (16 blocks, width 2048, batch 1), whose files are in the page cache, on two cores:
+//! All weights beyond the budget stay in the file. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of
+//! 1626 MiB in bf16 (16 blocks, width 2048, batch 1), whose files are in the page cache, on two cores:
 //!
 //! | weights in memory | tokens/s | heap peak (MiB) | read per token (MiB) |
 //! | --- | --- | --- | --- |

@@ -147,7 +147,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     // Of one row, nothing is packed.
-    let packed = if threads <= FEW || rows == 1 { depth } else { summands_at_once(depth) };
+    let packed = if threads <= FEW || rows == 1 { depth } else { summands_at_once(depth, MOST_PACKED) };
     let (result, adds) = (Parts(result), matches!(start, Start::Result));
     let part = |(of_rows, of_columns): (Range<usize>, Range<usize>)| {
         let all = &result;
@@ -163,11 +163,11 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
             // SAFETY: as below.
             Way::Panels => unsafe { multiply_by_panels(left, right, target, columns, adds) },
             Way::Whole => {
-                for first in (0..depth).step_by(packed) {
-                    let summands = first..depth.min(first + packed);
+                for summands in ranges(depth, packed) {
+                    let adds = adds || summands.start > 0;
                     // SAFETY: what is written is this part of the result, which no other thread writes, and which is initialized if it is
                     // read.
-                    unsafe { add_summands(left, right, summands, target, columns, adds || first > 0) };
+                    unsafe { add_summands(left, right, summands, target, columns, adds) };
                 }
             }
         }
@@ -333,24 +333,20 @@ unsafe fn multiply_by_panels<E: CpuElement>(
     let [depth, columns] = b.size;
     let mut panel = MaybeUninit::<Panel>::uninit();
     let (panel, width) = (panel_elements::<E>(&mut panel), panel_columns::<E>());
-    let at_once = depth.div_ceil(depth.div_ceil(PANEL_DEPTH).max(1));
-    for first in (0..columns).step_by(width) {
-        let count = width.min(columns - first);
-        for start in (0..depth).step_by(at_once) {
-            let summands = start..depth.min(start + at_once);
-            let values = &b.values[first * b.strides[1] + start..];
-            let job = TransposePanel { values, pitch: b.strides[1], size: [count, summands.len()], panel };
-            vectorized(job);
-            let len = count * summands.len();
+    let at_once = summands_at_once(depth, PANEL_DEPTH);
+    for of_panel in ranges(columns, width) {
+        for summands in ranges(depth, at_once) {
+            let (start, size) = (summands.start, [summands.len(), of_panel.len()]);
+            let values = &b.values[of_panel.start * b.strides[1] + start..];
+            vectorized(TransposePanel { values, pitch: b.strides[1], size: [size[1], size[0]], panel });
             // SAFETY: the transposed panel has been written to these elements.
-            let values = unsafe { slice::from_raw_parts(panel.as_ptr().cast::<E>(), len) };
-            let right = Matrix { values, size: [summands.len(), count], strides: [count, 1] };
-            let left =
-                Matrix { values: &a.values[start * a.strides[1]..], size: [a.rows(), summands.len()], ..a };
+            let values = unsafe { slice::from_raw_parts(panel.as_ptr().cast::<E>(), size[0] * size[1]) };
+            let right = Matrix { values, size, strides: [size[1], 1] };
+            let left = Matrix { values: &a.values[start * a.strides[1]..], size: [a.rows(), size[0]], ..a };
             // SAFETY: these columns of the result.
             unsafe {
-                add_summands(left, right, 0..summands.len(), result.add(first), stride, adds || start > 0);
-            }
+                add_summands(left, right, 0..size[0], result.add(of_panel.start), stride, adds || start > 0)
+            };
         }
     }
 }
@@ -380,9 +376,14 @@ const FEW: usize = 4;
 /// The number of summands that each of many threads packs at once, at most. `gemm` packs up to twice as many, of a large factor.
 const MOST_PACKED: usize = 256;
 
-/// The number of summands that each of many threads packs at once: in equal parts, since `gemm` is slow for very few.
-fn summands_at_once(depth: usize) -> usize {
-    depth.div_ceil(depth.div_ceil(MOST_PACKED).max(1))
+/// The number of summands that are taken at once, at most `most`: in equal parts, since `gemm` is slow for very few.
+pub(super) fn summands_at_once(depth: usize, most: usize) -> usize {
+    depth.div_ceil(depth.div_ceil(most).max(1))
+}
+
+/// Consecutive ranges of `size` that cover `0..len`.
+pub(super) fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    (0..len).step_by(size).map(move |start| start..len.min(start + size))
 }
 
 /// The parts of a result, about one per thread: of all grids of rows and columns, the one with the least work per thread, counted in
@@ -407,7 +408,6 @@ fn parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> Vec<(Range<us
         [threads / across, threads.div_ceil(across)].map(|down| [down.min(most_down), across])
     });
     let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);
-    let ranges = |len: usize, size| (0..len).step_by(size).map(move |start| start..(start + size).min(len));
     ranges(rows, height(down))
         .flat_map(|rows| ranges(columns, width(across)).map(move |columns| (rows.clone(), columns)))
         .collect()
@@ -418,7 +418,7 @@ fn parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> Vec<(Range<us
 /// Without this limit, 64 threads would pack more than all operands.
 fn most_parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> [usize; 2] {
     let ([rows, depth], columns) = (a.size, b.columns());
-    let packed = summands_at_once(depth);
+    let packed = summands_at_once(depth, MOST_PACKED);
     let most = |factor: Matrix<'_, E>, len: usize, rest: usize| match factor.strides[1] {
         1 => threads,
         _ if threads <= FEW => threads,

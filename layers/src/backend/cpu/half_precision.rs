@@ -9,6 +9,7 @@
 //! so here only those of few rows are made, without a gradient of a weight among them.
 use super::gemm::{
     Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, elements, panel_columns, panel_elements,
+    ranges, summands_at_once,
 };
 use super::parallel::{self, Job, vectorized};
 use super::transpose::transpose;
@@ -91,11 +92,6 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     // SAFETY: the parts cover the result, and each has been written.
     unsafe { result.set_len(len) };
     result
-}
-
-/// Consecutive ranges of `size` that cover `0..len`.
-fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    (0..len).step_by(size).map(move |start| start..len.min(start + size))
 }
 
 /// A matrix in f32, in row-major order.
@@ -182,8 +178,7 @@ unsafe fn write_part<E: CpuElement<Acc = f32>>(
     let mut panel = MaybeUninit::<Panel>::uninit();
     let panel = panel_elements::<f32>(&mut panel);
     let mut sums = Vec::<f32>::with_capacity(rows.len() * columns.len());
-    let at_once = depth.div_ceil(depth.div_ceil(PANEL_DEPTH));
-    for summands in ranges(depth, at_once) {
+    for summands in ranges(depth, summands_at_once(depth, PANEL_DEPTH)) {
         let size = [summands.len(), columns.len()];
         let panel = &mut panel[..size[0] * size[1]];
         vectorized(Widen { matrix: b, first: [summands.start, columns.start], size, result: panel });
