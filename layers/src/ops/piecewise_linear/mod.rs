@@ -10,7 +10,7 @@
 //!
 //! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the other functions. The gradient passes through an infinite
 //! `x`. A NaN is treated as in stock Burn.
-use crate::backend::{Masks, composing_backends};
+use crate::backend::{Masks, composing_backends, widen};
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor,
@@ -210,8 +210,9 @@ pub trait PiecewiseLinearKernels: Masks {
             PiecewiseLinear::Relu => Self::float_lower_equal_elem(x, 0.into(), bools),
             PiecewiseLinear::LeakyRelu { .. } => below(x, 0.0),
             PiecewiseLinear::Clamp { min, max } => outside(x, min, max),
+            // In half precision, sums beside 0 and 1 would be rounded to these.
             PiecewiseLinear::HardSigmoid { alpha, beta } => outside(
-                Self::float_add_scalar(Self::float_mul_scalar(x, alpha.into()), beta.into()),
+                Self::float_add_scalar(Self::float_mul_scalar(widen::<Self>(x), alpha.into()), beta.into()),
                 0.0,
                 1.0,
             ),

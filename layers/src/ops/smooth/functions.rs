@@ -310,10 +310,10 @@ macro_rules! smooth_functions {
                     B::float_mul(x, gate)
                 }
                 slope(x) {
-                    let gate = hard_gate::<B>(x.clone());
-                    let inside = B::float_add(gate.clone(), times::<B>(x, 1.0 / 6.0));
-                    let inside = B::float_mask_fill(inside, above::<B>(gate.clone(), 1.0), 1.0.into());
-                    B::float_mask_fill(inside, above::<B>(B::float_neg(gate), 0.0), 0.0.into())
+                    let inside = B::float_add(hard_gate::<B>(x.clone()), times::<B>(x.clone(), 1.0 / 6.0));
+                    // Not by the gate, which half precision rounds to 1 for some `x` above 3: their slope would be 1.5.
+                    let inside = B::float_mask_fill(inside, above::<B>(x.clone(), 3.0), 1.0.into());
+                    B::float_mask_fill(inside, above::<B>(B::float_neg(x), 3.0), 0.0.into())
                 }
             }
 
