@@ -7,6 +7,9 @@
 //! and again in the backward pass. On CPU backends they do so in blocks of at most a mebibyte or an eighth of the result,
 //! whichever is larger.
 //!
+//! Files whose weights are packed already (4-bit checkpoints of bitsandbytes, GGUF, float8) need no quantizer: [`lazy`](crate::lazy) weights
+//! stay packed in the file, and are unpacked whenever they are read. See [hugging_face](super::hugging_face).
+//!
 //! # What it saves
 //!
 //! 8 bits save three quarters of the bytes of frozen f32 weights, and half of those of bf16 weights.

@@ -1,7 +1,8 @@
 //! [`WeightFile`]: an open file of weights, with the names, shapes and places of its tensors. Tensors are read on demand.
-use super::format::{self, Tensors, Unreadable};
+use super::format;
 use super::names::{self, Replacement};
-use super::source::{Entry, OpenFile};
+use super::source::{Entry, OpenFile, Opener, Origin};
+use super::tensors::{Tensors, Unreadable};
 use super::{LazyError, RowOrders};
 use crate::burn_next::{handed, packed};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
@@ -26,8 +27,8 @@ pub enum ReadMode {
 
 /// An open file of weights. Only its header is in memory.
 ///
-/// It reads [safetensors](https://github.com/huggingface/safetensors), as one file or as shards with their index; Burn's burnpack; and
-/// PyTorch checkpoints, through burn-store. Offsets, shapes and dtypes are checked when the file is opened.
+/// It reads [safetensors](https://github.com/huggingface/safetensors), as one file or as shards with their index; Burn's burnpack; GGUF;
+/// and PyTorch checkpoints, through burn-store. Offsets, shapes and dtypes are checked when the file is opened.
 ///
 /// # If the file changes
 ///
@@ -38,6 +39,17 @@ pub enum ReadMode {
 /// unnoticed. For tensors that burn-store reads (see below), a replaced file is an error, too.
 ///
 /// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
+///
+/// # Packed tensors
+///
+/// The blocks of GGUF (`Q4_0`, `Q4_1`, `Q5_0`, `Q5_1`, `Q8_0`, `Q2_K` to `Q6_K`, `IQ4_NL`, `IQ4_XS`), the four bits of bitsandbytes (`nf4`,
+/// `fp4`, with scales that may be packed, too) and `float8_e4m3fn` (with `weight_scale_inv` for blocks of 128 x 128, with `weight_scale` for
+/// each row or for all, or without scales) are tensors of f32 that are unpacked whenever they are read. Every element is what `gguf`,
+/// bitsandbytes and PyTorch compute before they round it to the dtype of the model. Other scales, scales of bitsandbytes that are missing, and
+/// other types of GGUF are an error of their tensor; types that `gguf-rs-lib` does not know, and versions of GGUF other than 3, of their file.
+///
+/// In a product of few rows on a CPU, as in generation, layers of this library unpack a part of such a weight at a time, past the cache. The
+/// pages of a mapped file that this touches stay in memory until the system needs it.
 ///
 /// # PyTorch checkpoints
 ///
@@ -84,12 +96,14 @@ struct Adapter {
 pub struct TensorInfo<'a> {
     /// Its name, after [remapping](WeightFile::with_key_remapping).
     pub name: &'a str,
-    /// Its dtype in the file.
+    /// Its dtype in the file; f32 if it is packed.
     pub dtype: DType,
-    /// Its shape in the file.
+    /// Its shape in the file; that of its elements if it is packed.
     pub shape: &'a Shape,
     /// Its bytes in the file.
     pub bytes: usize,
+    /// How its elements are packed in the file, if they are: `Q4_K`, `nf4`, ...
+    pub packing: Option<&'a str>,
 }
 
 impl WeightFile {
@@ -150,7 +164,7 @@ impl WeightFile {
         Self::open_by(path.as_ref(), ReadMode::Map, &opener)
     }
 
-    fn open_by(path: &Path, mode: ReadMode, opener: format::Opener<'_>) -> Result<Self, LazyError> {
+    fn open_by(path: &Path, mode: ReadMode, opener: Opener<'_>) -> Result<Self, LazyError> {
         let tensors = format::open(path, opener)?;
         let (path, plain_names) = (path.to_path_buf(), Arc::default());
         Ok(Self { path, tensors: Arc::default(), plain_names, mode, adapter: None }.with_tensors(tensors))
@@ -241,13 +255,31 @@ impl WeightFile {
         &self.path
     }
 
+    /// What the beginning of a GGUF file says of its model: the architecture and its sizes, but no lists, such as that of tokens. `None` for other
+    /// files.
+    ///
+    /// ```no_run
+    /// let file = burn_memsave::lazy::WeightFile::open("Qwen3-0.6B-Q4_K_M.gguf")?;
+    /// assert_eq!(file.metadata().unwrap()["general.architecture"], "qwen3");
+    /// # Ok::<(), burn_memsave::lazy::LazyError>(())
+    /// ```
+    pub fn metadata(&self) -> Option<&serde_json::Map<String, serde_json::Value>> {
+        self.tensors.metadata.as_deref()
+    }
+
+    /// Whether it has a tensor of this name, if only one that cannot be read.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.has(name)
+    }
+
     /// All tensors that can be read, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
-        self.tensors.entries.iter().map(|(name, Entry { tensor, .. })| TensorInfo {
-            name,
-            dtype: tensor.dtype,
-            shape: &tensor.shape,
-            bytes: tensor.byte_len(),
+        self.tensors.entries.iter().map(|(name, entry)| {
+            let Entry { tensor, .. } = entry;
+            let packing = entry.packing();
+            let bytes = packing.map_or(tensor.byte_len(), |packing| packing.bytes());
+            let packing = packing.map(|packing| packing.name());
+            TensorInfo { name, dtype: tensor.dtype, shape: &tensor.shape, bytes, packing }
         })
     }
 
@@ -363,7 +395,7 @@ impl WeightFile {
             return Ok(Entry { transposed: true, ..entry.clone() });
         }
         tensor.name.clone_from(&entry.tensor.name);
-        Ok(Entry { tensor, file: entry.file.clone(), span: None, transposed: false })
+        Ok(Entry { tensor, file: entry.file.clone(), origin: Origin::Whole, transposed: false })
     }
 }
 

@@ -1,7 +1,9 @@
 //! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
 use super::archive::{self, Archive, Placed};
-use super::source::{Entry, OpenFile, Span};
-use super::{LazyError, quantized};
+use super::packed::{self, Float8, Packing};
+use super::source::{Entry, OpenFile, Opener, Origin, Span};
+use super::tensors::{Tensors, Unreadable};
+use super::{LazyError, gguf, quantized};
 use crate::burn_next::{StoreTensor, packed};
 use burn::tensor::{BoolStore, DType, Shape};
 use burn_store::bridge::data_len;
@@ -11,7 +13,7 @@ use safetensors::{Dtype, tensor::Metadata};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 /// The largest header that the format allows.
@@ -21,79 +23,20 @@ const INDEX_BYTES: u64 = 1 << 28;
 /// Bytes of the length in front of a safetensors header.
 const LENGTH: u64 = size_of::<u64>() as u64;
 
-/// The tensors of a file, by name.
-#[derive(Clone, Default)]
-pub(super) struct Tensors {
-    pub entries: BTreeMap<String, Entry>,
-    /// Those that cannot be read, and the errors that say why.
-    pub unreadable: BTreeMap<String, Unreadable>,
-    /// Why there may be others in the file, which are not known.
-    pub incomplete: Option<String>,
-    /// Whether PyTorch wrote them, so that the matrices of linear layers are transposed.
-    pub of_pytorch: bool,
-}
-
-/// Why a tensor cannot be read.
-#[derive(Clone)]
-pub(super) struct Unreadable {
-    pub file: PathBuf,
-    pub reason: String,
-}
-
-impl Tensors {
-    pub fn names(&self) -> impl Iterator<Item = &String> + Clone {
-        self.entries.keys().chain(self.unreadable.keys())
-    }
-
-    /// The file that has a tensor of this name.
-    fn file_of(&self, name: &str) -> Option<&Path> {
-        let entry = self.entries.get(name).map(|entry| &entry.file);
-        entry.or_else(|| self.unreadable.get(name).map(|tensor| &tensor.file)).map(PathBuf::as_path)
-    }
-
-    /// The tensors under other names; those that have none are left out. Returns the first clash: the names of two, and what both would be
-    /// called. Entries keep the name that they have in the file, for messages.
-    pub fn renamed(&self, to: impl Fn(&str) -> Option<String>) -> Result<Self, [String; 3]> {
-        let mut renamed = Self::default();
-        renamed.has_part(self);
-        let mut former: BTreeMap<String, &String> = BTreeMap::new();
-        for name in self.names() {
-            let Some(new) = to(name) else { continue };
-            if let Some(other) = former.insert(new.clone(), name) {
-                return Err([other.clone(), name.clone(), new]);
-            }
-            match self.entries.get(name) {
-                Some(entry) => drop(renamed.entries.insert(new, entry.clone())),
-                None => drop(renamed.unreadable.insert(new, self.unreadable[name].clone())),
-            }
-        }
-        Ok(renamed)
-    }
-
-    /// Takes over what is true of all tensors of a part.
-    fn has_part(&mut self, part: &Self) {
-        self.of_pytorch |= part.of_pytorch;
-        self.incomplete = self.incomplete.take().or_else(|| part.incomplete.clone());
-    }
-
-    /// Moves a tensor to `to`; false if there is none.
-    fn give(&mut self, name: &str, to: &mut Self) -> bool {
-        let entry = self.entries.remove(name).map(|entry| to.entries.insert(name.into(), entry));
-        let other = self.unreadable.remove(name).map(|tensor| to.unreadable.insert(name.into(), tensor));
-        entry.is_some() || other.is_some()
-    }
-}
-
-/// How files are opened: mapped or not.
-pub(super) type Opener<'a> = &'a dyn Fn(PathBuf) -> Result<OpenFile, LazyError>;
-
 /// The tensors of a file, of the shards that an index names, or of what is in a directory.
 pub(super) fn open(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError> {
+    let mut tensors = open_path(path, opener)?;
+    packed::join(&mut tensors);
+    Ok(tensors)
+}
+
+fn open_path(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError> {
     if path.is_dir() {
         return open_directory(path, opener);
     }
     let file = Arc::new(opener(path.to_path_buf())?);
     match file.head(LENGTH + 1)?[..] {
+        [b'G', b'G', b'U', b'F', ..] => gguf::open(file, opener), // its ninth byte may be any
         [_, _, _, _, _, _, _, _, b'{'] => open_tensors(file),
         [b'{' | b'\n' | b' ', ..] => sharded(file, opener),
         _ => open_tensors(file),
@@ -106,8 +49,9 @@ fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         [0x4e, 0x52, 0x55, 0x42, ..] => burnpack(file),
         [_, _, _, _, _, _, _, _, b'{'] => safetensors(file),
         [b'P', b'K', 3, 4, ..] | [0x80, ..] => pytorch(file),
-        _ => Err(file
-            .malformed("neither safetensors nor burnpack nor a PyTorch checkpoint nor an index of shards")),
+        _ => Err(file.malformed(
+            "neither safetensors nor burnpack nor GGUF nor a PyTorch checkpoint nor an index of shards",
+        )),
     }
 }
 
@@ -133,7 +77,7 @@ fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError>
         files.into_iter().map(|file| file.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     if let Some(usual) = USUAL.into_iter().find(|usual| names.iter().any(|name| name == usual)) {
-        return open(&path.join(usual), opener);
+        return open_path(&path.join(usual), opener);
     }
     let is_model = |name: &&String| !NO_MODELS.iter().any(|other| name.starts_with(other));
     let ending = |ending: &str| -> Vec<&String> {
@@ -144,18 +88,18 @@ fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError>
         let reason = format!("a directory with several files that could be meant, open one of them: {found}");
         LazyError::Malformed { file: path.to_path_buf(), reason }
     };
-    for kind in [".index.json", ".safetensors", ".bpk", ".bin", ".pt", ".pth"] {
+    for kind in [".index.json", ".safetensors", ".bpk", ".bin", ".pt", ".pth", ".gguf"] {
         let found = ending(kind);
         match found[..] {
             [] => continue,
-            [file] => return open(&path.join(file), opener),
+            [file] => return open_path(&path.join(file), opener),
             _ if kind != ".safetensors" => return Err(ambiguous(&found)),
             _ => (),
         }
         // Shards without an index; or several models, which have tensors of the same names.
         let mut tensors = Tensors::default();
         for file in &found {
-            let mut shard = open(&path.join(file), opener)?;
+            let mut shard = open_path(&path.join(file), opener)?;
             tensors.has_part(&shard);
             for name in shard.names().cloned().collect::<Vec<_>>() {
                 if tensors.file_of(&name).is_some() {
@@ -168,7 +112,7 @@ fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError>
     }
     let found = names.join(", ");
     let reason = format!(
-        "a directory without weights (an index, safetensors, .bpk, .bin, .pt or .pth); it has {found}"
+        "a directory without weights (an index, safetensors, .bpk, .bin, .pt, .pth or .gguf); it has {found}"
     );
     Err(LazyError::Malformed { file: path.to_path_buf(), reason })
 }
@@ -232,6 +176,12 @@ fn safetensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         match dtype_of(info.dtype) {
             Some(dtype) => {
                 tensors.entries.insert(name.clone(), Entry::of_span(name, dtype, shape, span));
+            }
+            // (As f32 it must be countable, too.)
+            None if info.dtype == Dtype::F8_E4M3 && span.len.checked_mul(size_of::<f64>()).is_some() => {
+                let packing = Arc::new(Packing::Float8(Float8::new(&shape, span)));
+                let entry = Entry::of_packing(name.clone(), shape, file.path.clone(), packing);
+                tensors.entries.insert(name, entry);
             }
             None => {
                 let reason = format!("it is of the dtype {}, which Burn does not have", info.dtype);
@@ -388,5 +338,5 @@ fn of_store(file: &Arc<OpenFile>, tensor: burn_pack::Tensor) -> Entry {
         unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
     };
     let tensor = burn_pack::Tensor::deferred(name, dtype, shape, param_id, len, read);
-    Entry { tensor, file: file.path.clone(), span: None, transposed: false }
+    Entry { tensor, file: file.path.clone(), origin: Origin::Whole, transposed: false }
 }

@@ -11,7 +11,7 @@ use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
 use burn_memsave_layers::follow_path;
-use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, Resident};
+use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, PackedRows, Resident};
 use burn_memsave_layers::visit::VisitPath;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -145,6 +145,9 @@ impl LoadPlan {
     fn new(targets: Targets, file: &WeightFile, options: &LazyOptions) -> Result<Self, LazyError> {
         let selection = options.selection()?;
         let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
+        // What is packed is f32, and so is the rest of its module.
+        let is_packed = file.contents().entries.values().any(|entry| entry.packing().is_some());
+        let default = is_packed.then_some(DType::F32);
         let mut count = 0;
         for target in targets.targets {
             if target.reparameterized {
@@ -158,7 +161,9 @@ impl LoadPlan {
             let (stored, shape) = (entry.tensor.dtype, entry.shape());
             let module = module_type(&containers).to_owned();
             let dtype = match kind {
-                ElementKind::Float => entry.float().map_or(stored, |float| options.dtype.unwrap_or(float)),
+                ElementKind::Float => {
+                    entry.float().map_or(stored, |float| options.dtype.or(default).unwrap_or(float))
+                }
                 _ => stored,
             };
             let lazy = kind == ElementKind::Float
@@ -222,6 +227,7 @@ impl LoadPlan {
             tensor: planned.name.clone(),
             shape: planned.entry.shape(),
             stored: planned.entry.tensor.dtype,
+            packing: planned.entry.packing().map(|packing| packing.name().to_owned()),
             dtype: planned.dtype,
             bytes: planned.entry.len_as(planned.dtype) as u64,
             mapped: lazy.contains(&planned.path) && planned.entry.map(planned.dtype).is_some(),
@@ -421,7 +427,7 @@ impl FrozenWeight for FileWeight {
         let CachedWeight { entry, dtype, .. } = self.weight();
         let fits = self.weight().footprint() <= self.cache.budget() || self.cache.keeps_on_devices();
         // Of a mapped weight nothing is copied, and without a place in the file every block would need all of it.
-        if !entry.transposed || fits || entry.map(*dtype).is_some() || entry.span.is_none() {
+        if !entry.transposed || fits || entry.map(*dtype).is_some() || !entry.has_parts() {
             return None;
         }
         let [columns, rows] = entry.tensor.shape.dims();
@@ -429,10 +435,35 @@ impl FrozenWeight for FileWeight {
         (at_once < columns).then_some(at_once)
     }
 
+    fn packed_rows(&self, of_transpose: bool) -> Option<&dyn PackedRows> {
+        let CachedWeight { entry, dtype, .. } = self.weight();
+        let is_matrix = entry.packing().is_some() && entry.tensor.shape.num_dims() == 2;
+        if !is_matrix || entry.transposed != of_transpose || *dtype != entry.tensor.dtype {
+            return None;
+        }
+        Some(self)
+    }
+
     fn read_transposed_columns(&self, columns: Range<usize>) -> TensorData {
         let mut shape = self.weight().entry.tensor.shape.clone();
         shape[0] = columns.len();
         TensorData::from_bytes(self.stored_rows(columns), shape, self.dtype())
+    }
+}
+
+impl PackedRows for FileWeight {
+    fn unpack(&self, row: usize, out: &mut [f32]) {
+        let entry = &self.weight().entry;
+        let packing = entry.packing().expect("only packed weights give their rows");
+        let unpacked = packing.unpack(row * entry.tensor.shape[1], out);
+        unpacked.unwrap_or_else(|error| panic!("{}", entry.error(error)));
+    }
+
+    fn were_used(&self) {
+        let entry = &self.weight().entry;
+        let unchanged = entry.packing().map_or(Ok(()), |packing| packing.check_unchanged());
+        unchanged.unwrap_or_else(|error| panic!("{}", entry.error(error)));
+        self.cache.count_unpacked(self.index);
     }
 }
 

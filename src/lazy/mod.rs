@@ -23,6 +23,9 @@
 //! | one name of a tied weight, where the module has two | [`WeightFile::with_copies`] |
 //! | queries and keys in another order, for rotary positions | [`RowOrders`] |
 //!
+//! Elements may be packed: 4-bit weights of bitsandbytes (`nf4`, `fp4`), float8 with its scales, and the blocks of GGUF are unpacked whenever they
+//! are read, and are f32 in memory, or what [`LazyOptions::with_dtype`] says. [`TensorInfo::packing`] names the format.
+//!
 //! [`WeightFile::check`] shows what of a file fits a module. Tensors that Burn has no dtype for refuse only modules that use them.
 //!
 //! # Use
@@ -41,9 +44,11 @@ mod check;
 mod error;
 mod file;
 mod format;
+mod gguf;
 mod load;
 mod names;
 mod options;
+mod packed;
 mod parts;
 mod prepare;
 mod pytorch_layers;
@@ -52,6 +57,7 @@ mod report;
 mod row_order;
 mod source;
 mod targets;
+mod tensors;
 
 pub use cache::{LazyCache, Progress, Statistics};
 pub use check::{MatchedParameter, MissingParameter, WeightCheck};

@@ -90,10 +90,16 @@ impl LazyOptions {
         self
     }
 
-    /// Converts all floats to this dtype when they are read. By default they keep the dtype of the file.
+    /// Converts all floats to this dtype when they are read. By default they keep the dtype of the file; if some of the file are
+    /// [packed](super::TensorInfo::packing), all are f32.
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
+    }
+
+    /// The dtype that floats are converted to, if one was chosen.
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
     }
 
     /// The most bytes of lazy weights that may be in memory, in use or not. Weights that do not fit are read again in the next pass. A

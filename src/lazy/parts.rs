@@ -1,12 +1,14 @@
 //! Tensors that are made of those of a file: rows of one, rows of several, copies, and weights of weight normalization.
-use super::format::Tensors;
 use super::names::Replacement;
-use super::source::{Entry, Span, into_bytes, words_for};
+use super::packed::Packing;
+use super::source::{Entry, Origin, Span, into_bytes, words_for};
+use super::tensors::Tensors;
 use super::{LazyError, WeightFile};
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_store::burn_pack;
 use std::ops::Range;
 use std::slice;
+use std::sync::Arc;
 
 impl WeightFile {
     /// Splits tensors into equal parts of their rows (entries of the first axis): a tensor whose name the regular expression `from` matches
@@ -188,14 +190,25 @@ fn rows_of(entry: &Entry, ranges: &[Range<usize>]) -> Result<Entry, LazyError> {
     }
     let width = shape.num_elements() / count.max(1) * dtype.size();
     let bytes = ranges.iter().map(|rows| rows.start * width..rows.end * width);
-    if let Some(span) = &entry.span {
-        let parts = ranges.iter().zip(bytes).map(|(rows, bytes)| {
-            let (mut shape, name) = (shape.clone(), entry.tensor.name.clone());
-            shape[0] = rows.len();
-            let (file, offset) = (span.file.clone(), span.offset + bytes.start as u64);
-            Entry::of_span(name, dtype, shape, Span { file, offset, len: bytes.len() })
-        });
-        return joined(parts.collect());
+    let part = |(rows, bytes): (&Range<usize>, Range<usize>)| {
+        let (mut shape, name) = (shape.clone(), entry.tensor.name.clone());
+        shape[0] = rows.len();
+        match &entry.origin {
+            Origin::Span(span) => {
+                let (file, offset) = (span.file.clone(), span.offset + bytes.start as u64);
+                Some(Entry::of_span(name, dtype, shape, Span { file, offset, len: bytes.len() }))
+            }
+            Origin::Packed(whole) => {
+                let (whole, first) = (whole.clone(), bytes.start / dtype.size());
+                let packing =
+                    Packing::Part { first, bytes: whole.bytes() / count.max(1) * rows.len(), whole };
+                Some(Entry::of_packing(name, shape, entry.file.clone(), Arc::new(packing)))
+            }
+            Origin::Whole => None,
+        }
+    };
+    if entry.has_parts() {
+        return joined(ranges.iter().zip(bytes).filter_map(part).collect());
     }
     let (bytes, whole): (Vec<_>, _) = (bytes.collect(), entry.clone());
     shape[0] = ranges.iter().map(Range::len).fold(0, usize::saturating_add);
@@ -302,6 +315,6 @@ impl Entry {
             Ok(into_bytes(words, len))
         };
         let tensor = burn_pack::Tensor::deferred(self.tensor.name.clone(), dtype, shape, None, len, read);
-        Self { tensor, file: self.file.clone(), span: None, transposed: false }
+        Self { tensor, file: self.file.clone(), origin: Origin::Whole, transposed: false }
     }
 }

@@ -1,10 +1,10 @@
 //! [`prepare`]: writes weights into one file that is fast to read lazily. Tensors are read and converted one at a time, while the file is
 //! written.
-use super::format::{Tensors, Unreadable};
 use super::load::find_fitting;
 use super::quantized;
-use super::source::{Entry, into_bytes, words_for};
+use super::source::{Entry, Origin, into_bytes, words_for};
 use super::targets::Targets;
+use super::tensors::{Tensors, Unreadable};
 use super::{LazyError, WeightFile};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
@@ -32,7 +32,10 @@ impl PrepareSource {
         let mut collector = Collector::default();
         module.visit(&mut collector);
         let entry = |tensor: burn_pack::Tensor| {
-            (tensor.name.clone(), Entry { tensor, file: path.clone(), span: None, transposed: false })
+            (
+                tensor.name.clone(),
+                Entry { tensor, file: path.clone(), origin: Origin::Whole, transposed: false },
+            )
         };
         Self { tensors: collector.tensors.into_iter().map(entry).collect(), path }
     }
@@ -176,7 +179,7 @@ pub struct PrepareProgress<'a> {
 }
 
 impl PrepareOptions {
-    /// Stores every tensor in the dtype that it has.
+    /// Stores every tensor in the dtype that it has. What is [packed](super::TensorInfo::packing) is stored unpacked, in f32.
     pub fn new() -> Self {
         Self::default()
     }
@@ -305,7 +308,7 @@ pub fn prepare(
 }
 
 /// Endings of files that a burnpack must not be taken for.
-const OTHER_FORMATS: [&str; 6] = ["safetensors", "json", "bin", "pt", "pth", "ckpt"];
+const OTHER_FORMATS: [&str; 7] = ["safetensors", "json", "bin", "pt", "pth", "ckpt", "gguf"];
 
 /// The bytes of a tensor as `dtype`.
 fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
@@ -318,7 +321,7 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             let (values, scales) = bytes.split_at_mut(count); // whole blocks, so the scales are aligned
             let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
             // What an adapter changes is read whole every time, so read it only once.
-            let in_parts = entry.span.is_some() && !entry.transposed;
+            let in_parts = entry.has_parts() && !entry.transposed;
             let whole = if in_parts { None } else { Some(entry.read(DType::F32)?) };
             let chunk = if in_parts { CHUNK.min(count) } else { count };
             let mut part = words_for(if in_parts { chunk * size_of::<f32>() } else { 0 });

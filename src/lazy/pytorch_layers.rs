@@ -1,6 +1,6 @@
 //! The parameters of PyTorch's layers that Burn's layers have under other names, and in parts.
-use super::format::Tensors;
 use super::parts::{split_equally, taken};
+use super::tensors::Tensors;
 use super::{LazyError, WeightFile};
 use std::collections::{BTreeMap, BTreeSet};
 

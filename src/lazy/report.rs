@@ -16,8 +16,10 @@ pub struct ReportedParameter {
     pub tensor: String,
     /// Its shape in the file.
     pub shape: Shape,
-    /// Its dtype in the file.
+    /// Its dtype in the file; f32 if it is packed.
     pub stored: DType,
+    /// How its elements are packed in the file, if they are.
+    pub packing: Option<String>,
     /// Its dtype in memory.
     pub dtype: DType,
     /// Its bytes in memory.
@@ -60,13 +62,14 @@ impl fmt::Display for LazyReport {
         let mut table = table(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
         let rows = self.lazy.iter().map(|parameter| (parameter, "when used"));
         for (parameter, when) in rows.chain(self.resident.iter().map(|parameter| (parameter, "always"))) {
-            let ReportedParameter { path, module, shape, stored, dtype, bytes, mapped, .. } = parameter;
+            let ReportedParameter { path, module, shape, stored, packing, dtype, bytes, mapped, .. } =
+                parameter;
             let when = if *mapped { "when used, mapped" } else { when };
             table.add_row([
                 Cell::new(path),
                 Cell::new(module),
                 Cell::new(format!("{:?}", shape.as_slice())),
-                Cell::new(format!("{stored:?}")),
+                Cell::new(packing.clone().unwrap_or_else(|| format!("{stored:?}"))),
                 Cell::new(format!("{dtype:?} {when}")),
                 number(human_bytes(*bytes)),
             ]);

@@ -29,7 +29,7 @@ impl RowOrder {
     }
 
     /// The number of outputs of values that can be reordered.
-    pub(super) fn check(self, shape: &Shape, dtype: DType, axis: usize) -> Result<usize, String> {
+    pub(crate) fn check(self, shape: &Shape, dtype: DType, axis: usize) -> Result<usize, String> {
         if let DType::QFloat(_) = dtype {
             return Err("quantized tensors are used as they are only".into());
         }

@@ -4,6 +4,8 @@ use crate::platform::files;
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{bridge::data_len, burn_pack};
 use memmap2::Mmap;
+use std::any::Any;
+use std::fmt::Debug;
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
@@ -107,6 +109,9 @@ impl OpenFile {
     }
 }
 
+/// How files are opened: mapped or not.
+pub(super) type Opener<'a> = &'a dyn Fn(PathBuf) -> Result<OpenFile, LazyError>;
+
 /// A range of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
@@ -116,11 +121,25 @@ pub(super) struct Span {
 }
 
 impl Span {
-    fn read_at(&self, out: &mut [u8], within: usize) -> io::Result<()> {
+    pub fn read_at(&self, out: &mut [u8], within: usize) -> io::Result<()> {
         match within.checked_add(out.len()) {
             Some(end) if end <= self.len => self.file.read_at(out, self.offset + within as u64),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+
+    /// Its bytes, if the file is mapped.
+    pub fn mapped(&self) -> Option<&[u8]> {
+        let (map, range) = self.map()?;
+        Some(&map.as_ref()[range])
+    }
+
+    /// Its file, if it is mapped, and where it is in there.
+    fn map(&self) -> Option<(&Mapped, Range<usize>)> {
+        let map = self.file.map.as_ref()?;
+        let start = usize::try_from(self.offset).ok()?;
+        let range = start..start.checked_add(self.len)?;
+        (range.end <= map.0.len()).then_some((map, range))
     }
 
     pub fn read(&self) -> io::Result<Bytes> {
@@ -165,15 +184,39 @@ pub(super) struct Entry {
     pub tensor: burn_pack::Tensor,
     /// The file it is in.
     pub file: PathBuf,
-    /// Its range in the file, if its bytes are stored there as they are.
-    pub span: Option<Span>,
+    /// Where its elements come from.
+    pub origin: Origin,
     /// Whether it is a matrix that its parameter holds transposed, as PyTorch stores the weights of linear layers.
     pub transposed: bool,
+}
+
+/// Elements that are packed in a file, in fewer bits than a float has.
+pub(super) trait Unpack: Any + Debug + Send + Sync {
+    /// The name of the format.
+    fn name(&self) -> &str;
+    /// The bytes of the elements in the file, without those of scales that are elsewhere.
+    fn bytes(&self) -> usize;
+    /// Unpacks elements, beginning with `first`, until `out` is full.
+    fn unpack(&self, first: usize, out: &mut [f32]) -> io::Result<()>;
+    /// Checks that the files are as they were when they were opened.
+    fn check_unchanged(&self) -> io::Result<()>;
+}
+
+/// Where the elements of a tensor come from.
+#[derive(Clone, Debug)]
+pub(super) enum Origin {
+    /// They are in a file as they are.
+    Span(Span),
+    /// They are packed in a file. The tensor is one of f32.
+    Packed(Arc<dyn Unpack>),
+    /// They are there only when the tensor is read as a whole.
+    Whole,
 }
 
 /// Where elements are read from.
 enum Source<'a> {
     File(&'a Span),
+    Packed(&'a dyn Unpack),
     Memory(Bytes),
 }
 
@@ -181,6 +224,18 @@ impl Source<'_> {
     fn read_at(&self, out: &mut [u8], at: usize) -> io::Result<()> {
         match self {
             Self::File(span) => span.read_at(out, at),
+            Self::Packed(packing) => {
+                let first = at / size_of::<f32>();
+                match bytemuck::try_cast_slice_mut(out) {
+                    Ok(out) => packing.unpack(first, out),
+                    Err(_) => {
+                        let mut aligned = vec![0.0f32; out.len() / size_of::<f32>()];
+                        packing.unpack(first, &mut aligned)?;
+                        out.copy_from_slice(bytemuck::cast_slice(&aligned));
+                        Ok(())
+                    }
+                }
+            }
             Self::Memory(bytes) => {
                 let part = bytes.get(at..at + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
                 out.copy_from_slice(part);
@@ -192,6 +247,7 @@ impl Source<'_> {
     fn check_unchanged(&self) -> io::Result<()> {
         match self {
             Self::File(span) => span.file.check_unchanged(),
+            Self::Packed(packing) => packing.check_unchanged(),
             Self::Memory(_) => Ok(()),
         }
     }
@@ -199,6 +255,9 @@ impl Source<'_> {
 
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 16;
+
+/// Bytes of unpacked elements that are converted at a time.
+const PACKED_CHUNK: usize = 1 << 22;
 
 /// Bytes of rows that are transposed at a time. They stay in the cache of a core while they become columns.
 const STRIPE: usize = 1 << 18;
@@ -208,7 +267,34 @@ impl Entry {
         let (file, len, source) = (span.file.path.clone(), span.len, span.clone());
         let read = move || source.read().map_err(|error| burn_pack::Error::IoError(error.to_string()));
         let tensor = burn_pack::Tensor::deferred(name, dtype, shape, None, len, read);
-        Self { tensor, file, span: Some(span), transposed: false }
+        Self { tensor, file, origin: Origin::Span(span), transposed: false }
+    }
+
+    /// A tensor of f32 that is packed in a file.
+    pub fn of_packing(name: String, shape: Shape, file: PathBuf, packing: Arc<dyn Unpack>) -> Self {
+        let (count, packed) = (shape.num_elements(), packing.clone());
+        let read = move || {
+            let mut out = vec![0.0f32; count];
+            let read = packed.unpack(0, &mut out).and_then(|()| packed.check_unchanged());
+            read.map_err(|error| burn_pack::Error::IoError(error.to_string()))?;
+            Ok(Bytes::from_elems(out))
+        };
+        let len = data_len(DType::F32, &shape);
+        let tensor = burn_pack::Tensor::deferred(name, DType::F32, shape, None, len, read);
+        Self { tensor, file, origin: Origin::Packed(packing), transposed: false }
+    }
+
+    /// Whether a part of it can be read without the others.
+    pub fn has_parts(&self) -> bool {
+        !matches!(self.origin, Origin::Whole)
+    }
+
+    /// How it is packed.
+    pub fn packing(&self) -> Option<&dyn Unpack> {
+        match &self.origin {
+            Origin::Packed(packing) => Some(&**packing),
+            _ => None,
+        }
     }
 
     /// The shape of its parameter.
@@ -262,7 +348,7 @@ impl Entry {
 
     /// Reads it as `dtype`, in the order of its parameter.
     pub fn read(&self, dtype: DType) -> Result<Bytes, LazyError> {
-        if self.span.is_none() && dtype == self.tensor.dtype && !self.transposed {
+        if !self.has_parts() && dtype == self.tensor.dtype && !self.transposed {
             return self.bytes();
         }
         let len = self.len_as(dtype);
@@ -339,10 +425,16 @@ impl Entry {
         read.and_then(|()| source.check_unchanged()).map_err(|error| self.error(error))
     }
 
+    /// [`read_range_as`](Self::read_range_as) that does not check whether the file changed.
+    pub fn read_range_unchecked(&self, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
+        self.read_from(&self.source().map_err(io::Error::other)?, dtype, first, out)
+    }
+
     fn source(&self) -> Result<Source<'_>, LazyError> {
-        match &self.span {
-            Some(span) => Ok(Source::File(span)),
-            None => self.bytes().map(Source::Memory),
+        match &self.origin {
+            Origin::Span(span) => Ok(Source::File(span)),
+            Origin::Packed(packing) => Ok(Source::Packed(&**packing)),
+            Origin::Whole => self.bytes().map(Source::Memory),
         }
     }
 
@@ -355,8 +447,10 @@ impl Entry {
         if let DType::QFloat(_) = stored {
             return self.dequantize(source, dtype, first, out);
         }
-        let mut chunk = vec![0u64; CHUNK / size_of::<u64>()];
-        let per_chunk = CHUNK / stored.size();
+        // What is unpacked is unpacked by many threads.
+        let bytes = if self.packing().is_some() { PACKED_CHUNK } else { CHUNK };
+        let mut chunk = words_for(bytes.min(out.len() / dtype.size() * stored.size()));
+        let per_chunk = bytes / stored.size();
         for (index, out) in out.chunks_mut(per_chunk * dtype.size()).enumerate() {
             let count = out.len() / dtype.size();
             let chunk = &mut bytemuck::cast_slice_mut(&mut chunk)[..count * stored.size()];
@@ -416,11 +510,10 @@ impl Entry {
 
     /// Its file, if it is mapped, and where it is in there.
     fn mapped(&self) -> Option<(&Mapped, Range<usize>)> {
-        let span = self.span.as_ref()?;
-        let map = span.file.map.as_ref()?;
-        let start = usize::try_from(span.offset).ok()?;
-        let range = start..start.checked_add(span.len)?;
-        (range.end <= map.0.len()).then_some((map, range))
+        match &self.origin {
+            Origin::Span(span) => span.map(),
+            _ => None,
+        }
     }
 }
 
@@ -443,6 +536,12 @@ fn convert(from: &[u8], from_dtype: DType, to: &mut [u8], to_dtype: DType) {
         }
         (DType::BF16, DType::F32, Ok(to)) => {
             bytemuck::cast_slice::<u8, half::bf16>(from).convert_to_f32_slice(to);
+        }
+        (DType::F32, DType::F16, _) => {
+            bytemuck::cast_slice_mut::<u8, half::f16>(to).convert_from_f32_slice(bytemuck::cast_slice(from));
+        }
+        (DType::F32, DType::BF16, _) => {
+            bytemuck::cast_slice_mut::<u8, half::bf16>(to).convert_from_f32_slice(bytemuck::cast_slice(from));
         }
         _ if from_dtype == to_dtype => to.copy_from_slice(from),
         _ => {

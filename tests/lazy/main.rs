@@ -11,6 +11,7 @@ mod hostile;
 mod layouts;
 mod lifecycle;
 mod modules;
+mod packed;
 mod prepare;
 mod residency;
 mod training;

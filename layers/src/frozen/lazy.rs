@@ -1,5 +1,7 @@
 //! The lazy weight: a reparameterization that reads a frozen weight whenever its parameter is used.
 use super::Adapted;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use super::packed_rows::PackedRows;
 use super::placeholder::{is_placeholder, placeholder};
 use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::{Read, remember};
@@ -194,6 +196,22 @@ impl LazyWeight {
     pub(super) fn column_blocks(&self, base: Tensor<2>) -> Option<impl Iterator<Item = Tensor<2>> + use<>> {
         let ([_, columns], at_once) = (base.dims(), self.weight.columns_at_once()?);
         self.blocks(base, columns, at_once, true)
+    }
+
+    /// The rows of the weight, or of its transpose, if they are packed and have this width, and no adapter with a magnitude scales them.
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    pub(super) fn packed_rows(
+        &self,
+        base: Tensor<2>,
+        of_transpose: bool,
+        width: usize,
+    ) -> Option<&dyn PackedRows> {
+        let fits = self.weight.shape()[usize::from(!of_transpose)] == width;
+        let is_adapted = matches!(self.adapter, Some(Adapter::Dora(_)));
+        if !fits || is_adapted || self.mapper.is_some() || self.is_replaced(&base) {
+            return None;
+        }
+        self.weight.packed_rows(of_transpose)
     }
 
     /// The rows of the weight, or of its transpose, in transposed blocks of some of the `count` rows. `None` if the weight must be read as a

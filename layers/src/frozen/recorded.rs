@@ -23,4 +23,12 @@ impl<const D: usize> Recorded<D> {
         let (value, frozen) = side_channel::ask_for_weight(|| param.transform_for_save().into_value());
         frozen.map_or(Self::Value(value), Self::Frozen)
     }
+
+    /// The value of this parameter as its layer uses it, which its module may lay out in another way than a record, without its adapter. A lazy
+    /// weight is read.
+    pub fn read(param: &Param<Tensor<D>>) -> Tensor<D> {
+        let Self::Frozen(weight) = Self::of(param) else { return param.base() };
+        let value = Tensor::from_data(weight.read(), (&param.lazy_device(), weight.dtype()));
+        side_channel::without_note(|| param.clone().transform_for_load(value, param.id)).base()
+    }
 }

@@ -124,7 +124,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Whether tensors of the device are in the memory of the program.
 #[allow(clippy::match_single_binding)] // without a CPU backend
-fn is_host(device: &Device) -> bool {
+pub(super) fn is_host(device: &Device) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => true,

@@ -1,4 +1,5 @@
 //! The trait of frozen weights, and how one is read into a tensor.
+use super::packed_rows::PackedRows;
 use super::resident::{Resident, like};
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
 use core::fmt::Debug;
@@ -61,6 +62,13 @@ pub trait FrozenWeight: Debug + Send + Sync {
     /// How many columns of a matrix `[rows, columns]` a layer should read at a time, where it can, because the whole is too large. By default
     /// it is read whole.
     fn columns_at_once(&self) -> Option<usize> {
+        None
+    }
+
+    /// The rows of the weight, or of its transpose, if they are packed: products of few rows on a CPU then unpack them instead of reading the
+    /// weight. By default, nothing is packed.
+    fn packed_rows(&self, of_transpose: bool) -> Option<&dyn PackedRows> {
+        let _ = of_transpose;
         None
     }
 

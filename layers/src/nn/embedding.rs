@@ -1,5 +1,5 @@
 //! The embedding, a lookup table of vectors, and the logits of a head that is tied to it.
-use crate::frozen::{rows_and_adapter, transposed_blocks, weight_and_adapter};
+use crate::frozen::{packed_logits, rows_and_adapter, transposed_blocks, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::linear::pays_by_blocks;
@@ -91,6 +91,9 @@ impl Embedding {
     ///
     /// Panics if the last axis of `input` is not `d_model`.
     pub fn logits<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        if let Some(logits) = packed_logits(&self.weight, &input) {
+            return logits;
+        }
         let product = |columns: Tensor<2>| functional::linear(input.clone(), columns, None);
         match transposed_blocks(&self.weight, BLOCK_BYTES) {
             Some(blocks) if pays_by_blocks(&input, self.weight.lazy_shape()[1]) => {

@@ -1,9 +1,9 @@
 //! The dense layer, which reads frozen, quantized, lazy and adapted weights.
-use crate::frozen::{Adapted, adapted, column_blocks};
+use crate::frozen::{Adapted, adapted, column_blocks, packed_product};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
-use burn::module::{Module, Param};
+use burn::module::{LoraAdapter, Module, Param};
 use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor, assert_shape};
 
@@ -41,7 +41,9 @@ drop_in! {
     /// and [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed. A
     /// [lazy](crate::frozen) weight in PyTorch's layout that is larger than the budget, such as the head of a language model, is
     /// read, multiplied and dropped block by block, in the backward pass, too. It is read whole if it has an adapter, if the input
-    /// has more rows than features, or if a tracked input has half precision, whose gradient would be rounded once per block.
+    /// has more rows than features, or if a tracked input has half precision, whose gradient would be rounded once per block. A weight that
+    /// is packed in its file (in four bits, for example) is unpacked part by part for a product of up to 32 rows on a CPU that no
+    /// gradient needs, and is never in memory as a whole.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -75,6 +77,19 @@ impl Linear {
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(|bias| bias.val());
+        if let Some((product, adapter)) = packed_product(&self.weight, &input) {
+            let product = match adapter {
+                Some(LoraAdapter { a, b, scale, .. }) => {
+                    let narrow = functional::linear(input, a.val(), None);
+                    product + functional::linear(narrow, b.val(), None) * *scale
+                }
+                None => product,
+            };
+            return match bias {
+                Some(bias) => product + bias.unsqueeze(),
+                None => product,
+            };
+        }
         if let Some(blocks) = column_blocks(&self.weight)
             && pays_by_blocks(&input, self.weight.lazy_shape()[0])
         {

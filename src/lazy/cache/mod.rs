@@ -120,6 +120,11 @@ impl Cache {
         self.0.row_range(index, rows)
     }
 
+    /// Counts a use of a weight that is unpacked past the cache.
+    pub fn count_unpacked(&self, index: usize) {
+        self.0.count_unpacked(index);
+    }
+
     /// The most bytes that it may hold.
     pub fn budget(&self) -> usize {
         self.0.settings.budget
@@ -402,6 +407,13 @@ impl Shared {
                 self.all_fit.then(|| self.get(index)).transpose()
             }
         }
+    }
+
+    fn count_unpacked(&self, index: usize) {
+        let mut state = self.lock();
+        state.by_rows[index] = true; // it need not be read ahead
+        let bytes = self.weights[index].entry.packing().map_or(0, |packing| packing.bytes());
+        state.statistics.bytes_unpacked += bytes as u64;
     }
 
     /// Reads so many rows past the cache.

@@ -21,11 +21,13 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// How long reading took, summed over threads.
     pub reading: Duration,
+    /// Packed bytes that products of few rows unpacked for themselves. These are no reads.
+    pub bytes_unpacked: u64,
 }
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hits, stalls, stalled, reads, read_ahead, bytes_read, reading } = self;
+        let Self { hits, stalls, stalled, reads, read_ahead, bytes_read, reading, bytes_unpacked } = self;
         let mebibytes = *bytes_read as f64 / f64::from(1 << 20);
         let speed = mebibytes / reading.as_secs_f64().max(1e-9);
         write!(
@@ -33,7 +35,11 @@ impl fmt::Display for Statistics {
             "{hits} hits, {stalls} stalls ({:.0} ms), {reads} reads, {read_ahead} of them ahead, {mebibytes:.0} MiB at \
              {speed:.0} MiB/s",
             stalled.as_secs_f64() * 1e3
-        )
+        )?;
+        match bytes_unpacked {
+            0 => Ok(()),
+            bytes => write!(f, ", {:.0} MiB unpacked", *bytes as f64 / f64::from(1 << 20)),
+        }
     }
 }
 

@@ -382,7 +382,7 @@ pub(super) fn summands_at_once(depth: usize, most: usize) -> usize {
 }
 
 /// Consecutive ranges of `size` that cover `0..len`.
-pub(super) fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+pub(crate) fn ranges(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     (0..len).step_by(size).map(move |start| start..len.min(start + size))
 }
 

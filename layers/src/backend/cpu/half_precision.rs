@@ -338,7 +338,7 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
 
 /// The scalar product, in as many partial sums as fill vectors.
 #[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const SUMS: usize = 32;
     let mut sums = [0.0; SUMS];
     let ((a, rest_of_a), (b, rest_of_b)) = (a.as_chunks::<SUMS>(), b.as_chunks::<SUMS>());

@@ -28,6 +28,7 @@ pub(crate) mod product;
 mod quantized;
 pub(crate) mod sums;
 pub(crate) mod transpose;
+pub(crate) mod unpacked_rows;
 
 pub use bit_mask::BitMask;
 pub use gemm::{Matrix, make_buffers};
