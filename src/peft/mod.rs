@@ -65,12 +65,14 @@ mod adapters;
 mod attach;
 mod config;
 mod error;
+mod merged;
 mod names;
 mod tensors;
 mod trained;
 
 pub use config::{PeftBias, PeftConfig};
 pub use error::PeftError;
+pub use merged::save_merged;
 pub use names::{ModuleNames, Reordered};
 
 const CONFIG: &str = "adapter_config.json";

@@ -13,6 +13,13 @@ pub trait ModuleNames {
         None
     }
 
+    /// Whether the module at this path is a dense layer whose weight is `[inputs, outputs]` in Python, too: the `Conv1D` of GPT-2. Only
+    /// [`save_merged`](super::save_merged) asks.
+    fn has_inputs_first(&self, path: &str) -> bool {
+        let _ = path;
+        false
+    }
+
     /// The same names for a module whose weights were loaded with these [`RowOrders`].
     ///
     /// ```
@@ -53,5 +60,9 @@ impl<N: ModuleNames> ModuleNames for Reordered<N> {
 
     fn row_order(&self, path: &str) -> Option<RowOrder> {
         self.orders.get(path).or_else(|| self.names.row_order(path))
+    }
+
+    fn has_inputs_first(&self, path: &str) -> bool {
+        self.names.has_inputs_first(path)
     }
 }

@@ -3,6 +3,7 @@ use super::attach::{Attach, float_of};
 use super::tensors::BATCHES;
 use super::{EMBEDDING, LAYER, ModuleNames, PREFIX, PeftConfig, PeftError, Suffixes, refused};
 use crate::burn_next::{handed, packed};
+use crate::lazy::RowOrder;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
@@ -14,14 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 const BASE: &str = ".base_layer";
 
 /// Where a parameter is. `None` for the factors of adapters.
-fn place(path: &VisitPath) -> Option<(String, &str, &[String])> {
+pub(super) fn place(path: &VisitPath) -> Option<(String, &str, &[String])> {
     let (name, _) = path.names().split_last()?;
     let is_factor = path.containers().iter().any(|container| container == REPARAMETERIZATION);
     (!is_factor).then(|| (path.module().join("."), name.as_str(), path.containers()))
 }
 
 /// The name of a parameter in Python, where those of norms are called otherwise.
-fn of_python<'a>(parameter: &'a str, containers: &[String]) -> &'a str {
+pub(super) fn python_name<'a>(parameter: &'a str, containers: &[String]) -> &'a str {
     let container = containers.last().and_then(|container| container.split_once(':'));
     match (parameter, container.is_some_and(|(_, name)| NORMS.contains(&name))) {
         ("gamma", true) => "weight",
@@ -32,13 +33,35 @@ fn of_python<'a>(parameter: &'a str, containers: &[String]) -> &'a str {
 
 const NORMS: [&str; 6] = ["BatchNorm", "LayerNorm", "GroupNorm", "RmsNorm", "InstanceNorm", "AddRmsNorm"];
 
-fn is_dense(containers: &[String]) -> bool {
+pub(super) fn is_dense(containers: &[String]) -> bool {
     containers.last().is_some_and(|container| container.ends_with(":Linear"))
 }
 
 /// The axis of a parameter that has the outputs of its module.
-fn outputs(containers: &[String], rank: usize) -> usize {
+pub(super) fn outputs(containers: &[String], rank: usize) -> usize {
     usize::from(rank == 2 && is_dense(containers))
+}
+
+/// The values of the parameter at this path as Python has them: their outputs in another order, if they have one, and a matrix of a dense layer transposed, if
+/// it `is_transposed` there.
+pub(super) fn of_python_layout(
+    path: &str,
+    data: TensorData,
+    order: Option<RowOrder>,
+    is_transposed: bool,
+    containers: &[String],
+    rank: usize,
+) -> Result<TensorData, String> {
+    let data = match order {
+        Some(order) => order.reorder(data, outputs(containers, rank), true)?,
+        None => data,
+    };
+    if rank == 2 && is_dense(containers) && !is_transposed {
+        return Ok(data);
+    }
+    let tensor = handed(bridge::from_data(data, path.into(), None));
+    let tensor = packed(BurnToPyTorchAdapter.adapt(tensor, ModuleContext::new(containers)));
+    bridge::to_data(&tensor).map_err(|error| error.to_string())
 }
 
 /// Loads the parameters for which the file has values.
@@ -61,7 +84,7 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
     ) -> Result<Option<(Tensor<D>, bool)>, String> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
         let name = self.attach.names.name(&module);
-        let parameter_there = of_python(parameter, containers);
+        let parameter_there = python_name(parameter, containers);
         let keys = ["", BASE].map(|base| {
             [parameter, parameter_there].map(|parameter| format!("{PREFIX}{name}{base}.{parameter}"))
         });
@@ -156,7 +179,7 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(vec![]) };
         let (name, has_adapter) = (self.names.name(&module), self.adapted.contains(&module));
         let is_saved = self.config.saves(&name);
-        let parameter_there = of_python(parameter, containers);
+        let parameter_there = python_name(parameter, containers);
         if !(is_saved || parameter_there == "bias" && self.config.trains_bias(has_adapter)) {
             return Ok(vec![]);
         }
@@ -168,15 +191,10 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
             let reason = "it is lazy, so it was not trained, but its module is one of those to save".into();
             return Err(PeftError::Parameter { parameter: self.path.joined(), reason });
         }
-        let mut data = param.val().without_autodiff().into_data();
-        if let Some(order) = self.names.row_order(&module) {
-            data = order.reorder(data, outputs(containers, D), true).map_err(error)?;
-        }
-        if !(D == 2 && is_dense(containers) && self.config.has_inputs_first(&name)) {
-            let tensor = handed(bridge::from_data(data, self.path.joined(), None));
-            let tensor = packed(BurnToPyTorchAdapter.adapt(tensor, ModuleContext::new(containers)));
-            data = bridge::to_data(&tensor).map_err(|reason| error(reason.to_string()))?;
-        }
+        let data = param.val().without_autodiff().into_data();
+        let (order, is_transposed) = (self.names.row_order(&module), !self.config.has_inputs_first(&name));
+        let data = of_python_layout(&self.path.joined(), data, order, is_transposed, containers, D)
+            .map_err(error)?;
         let base = if has_adapter { BASE } else { "" };
         let mut tensors = vec![(format!("{PREFIX}{name}{base}.{parameter_there}"), data)];
         if parameter == "running_mean" {

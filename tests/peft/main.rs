@@ -1,6 +1,7 @@
 //! Adapters in the files of Python's `peft`: there and back, what is refused, and `peft` itself where it is installed.
 #![cfg(feature = "flex")]
 
+mod merged;
 mod trained;
 
 use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup};
