@@ -1,6 +1,7 @@
 //! Measures generation by a model whose weights stay in their files: tokens per second, the peak of the heap, and bytes that are read per
 //! token, for several budgets. Beside it, the same model with its weights in memory, and `transformers`, in memory and offloaded to disk by
-//! `accelerate`, where `$PYTHON` (or `python3`) can import both.
+//! `accelerate`, where `$PYTHON` (or `python3`) can import both. Where it has `gguf`, too, models of the same size in GGUF, whose weights are
+//! unpacked for every token, and `llama.cpp` with the same files, where it has `llama_cpp`.
 //!
 //! A token needs all weights but the embedding once. What is not in memory is copied from the page cache, at a speed that the bench measures, by
 //! one thread, or is used there (mapped). Weights that are read when the model is loaded have Burn's layout, lazy ones have PyTorch's.
@@ -41,6 +42,9 @@ struct Args {
     #[arg(long, hide = true)]
     bench: bool,
 }
+
+/// The formats of the models in GGUF.
+const PACKED: [&str; 4] = ["Q8_0", "Q4_0", "Q4_K", "Q6_K"];
 
 /// How a model is loaded.
 struct Case {
@@ -84,6 +88,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bandwidth = bytes as f64 / seconds / 1e9;
     println!("{} MiB of files, which are read from the page cache at {bandwidth:.1} GB/s", mib(bytes));
 
+    let [threads, prompt, tokens] =
+        [rayon::current_num_threads(), args.prompt as usize, args.tokens].map(|number| number.to_string());
+    let numbers = [&threads, &prompt, &tokens].map(Path::new);
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header([
@@ -96,23 +103,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         "read per token (MiB)",
     ]);
     for case in CASES {
-        let Measured { prompt, per_second, used, heap, read } = measure(&case, &args, directory)?;
-        table.add_row([
-            case.name.to_owned(),
-            format!("{:?}", case.dtype),
-            format!("{prompt:.2}"),
-            format!("{per_second:.2}"),
-            format!("{:.1}", per_second * used as f64 / 1e9),
-            mib(heap),
-            mib(read),
-        ]);
+        let measured = measure(&case, &args, directory)?;
+        table.add_row(measured.row(case.name, &format!("{:?}", case.dtype)));
+    }
+    if let Some(python) = python.as_ref().filter(|python| python.has("gguf")) {
+        let packed = temporary.path().join("packed.gguf");
+        let has_llama_cpp = python.has("llama_cpp");
+        for kind in PACKED {
+            python.run(&["pack".as_ref(), directory, &packed, kind.as_ref()])?;
+            for (name, mapped) in [("nothing fits", false), ("nothing fits, mapped", true)] {
+                let case = Case::new(name, DType::F32, Some(0.0), mapped);
+                table.add_row(measure(&case, &args, &packed)?.row(name, kind));
+            }
+            if has_llama_cpp {
+                let output =
+                    python.run(&[&["llama_cpp".as_ref(), packed.as_path()][..], &numbers].concat())?;
+                println!("llama.cpp, {kind}: {}", output.trim_end());
+            }
+        }
     }
     println!("{table}");
     let Some(python) = python else { return Ok(()) };
-    let [threads, prompt, tokens] =
-        [rayon::current_num_threads(), args.prompt as usize, args.tokens].map(|number| number.to_string());
-    let numbers = [&threads, &prompt, &tokens].map(Path::new);
-    let output = python.run(&["time".as_ref(), directory, numbers[0], numbers[1], numbers[2]])?;
+    let output = python.run(&[&["time".as_ref(), directory][..], &numbers].concat())?;
     println!("transformers, bf16\n{output}");
     Ok(())
 }
@@ -123,7 +135,7 @@ struct Measured {
     prompt: f64,
     /// Tokens per second after it.
     per_second: f64,
-    /// Bytes of the weights that a token needs, in the dtype of the case.
+    /// Bytes of the weights that a token needs, packed or in the dtype of the case.
     used: u64,
     /// The peak of the heap.
     heap: u64,
@@ -131,16 +143,35 @@ struct Measured {
     read: u64,
 }
 
+impl Measured {
+    /// A row of the table.
+    fn row(&self, name: &str, numbers: &str) -> [String; 7] {
+        let Self { prompt, per_second, used, heap, read } = *self;
+        [
+            name.to_owned(),
+            numbers.to_owned(),
+            format!("{prompt:.2}"),
+            format!("{per_second:.2}"),
+            format!("{:.1}", per_second * used as f64 / 1e9),
+            mib(heap),
+            mib(read),
+        ]
+    }
+}
+
 /// The faster of two generations, after one of a token that fills the cache.
-fn measure(case: &Case, args: &Args, directory: &Path) -> Result<Measured, Box<dyn Error>> {
+fn measure(case: &Case, args: &Args, model: &Path) -> Result<Measured, Box<dyn Error>> {
     let scope = Scope::start();
     let file = match case.mapped {
         // SAFETY: nobody writes to the model while this bench runs.
-        true => unsafe { WeightFile::open_mapped(directory)? },
-        false => WeightFile::open(directory)?,
+        true => unsafe { WeightFile::open_mapped(model)? },
+        false => WeightFile::open(model)?,
     };
-    let is_used = |name: &str| !name.contains("embed_tokens");
-    let in_file = |tensor: TensorInfo<'_>| tensor.shape.num_elements() as u64 * case.dtype.size() as u64;
+    let is_used = |name: &str| !["embed_tokens", "token_embd"].iter().any(|table| name.contains(table));
+    let in_file = |tensor: TensorInfo<'_>| match tensor.packing {
+        Some(_) => tensor.bytes as u64,
+        None => tensor.shape.num_elements() as u64 * case.dtype.size() as u64,
+    };
     let all: u64 = file.tensors().map(in_file).sum();
     let used = file.tensors().filter(|tensor| is_used(tensor.name)).map(in_file).sum();
     let options = LazyOptions::new().with_dtype(case.dtype);
@@ -148,20 +179,27 @@ fn measure(case: &Case, args: &Args, directory: &Path) -> Result<Measured, Box<d
         Some(share) => options.with_budget((share * all as f64) as u64),
         None => options.exclude("*"),
     };
-    let size = DecoderSize::from_directory(directory)?;
+    let size = match model.is_file() {
+        true => DecoderSize::from_gguf(model)?,
+        false => DecoderSize::from_directory(model)?,
+    };
     let size = size.with_length(args.prompt as usize + args.tokens + 1);
     let (model, report) = Llama::from_file(&size, file, &options, &Device::flex())?;
     let prompt: Vec<u32> = (0..args.prompt).map(|at| 10 + at * 37 % 1000).collect();
     let run = |tokens: usize| -> Result<Measured, Box<dyn Error>> {
         let (begin, mut first, mut read_before) = (Instant::now(), None, 0);
+        let read_bytes = || {
+            let statistics = report.cache.statistics();
+            statistics.bytes_read + statistics.bytes_unpacked
+        };
         generate(&model, std::slice::from_ref(&prompt), &GenerateOptions::new(1 + tokens), |_, _| {
             first.get_or_insert_with(|| {
-                read_before = report.cache.statistics().bytes_read;
+                read_before = read_bytes();
                 Instant::now()
             });
         })?;
         let first = first.ok_or("no token")?;
-        let read = (report.cache.statistics().bytes_read - read_before) / tokens.max(1) as u64;
+        let read = (read_bytes() - read_before) / tokens.max(1) as u64;
         let per_second = tokens as f64 / first.elapsed().as_secs_f64();
         Ok(Measured { prompt: (first - begin).as_secs_f64(), per_second, used, heap: scope.peak(), read })
     };
@@ -202,12 +240,18 @@ struct Python(String);
 impl Python {
     fn find() -> Option<Self> {
         let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
-        let imports = Command::new(&python).args(["-c", "import torch, transformers, accelerate"]).output();
-        let has_all = imports.is_ok_and(|output| output.status.success());
-        if !has_all {
-            println!("skipped: {python} cannot import torch, transformers and accelerate");
+        let found = Self(python);
+        if found.has("torch, transformers, accelerate") {
+            return Some(found);
         }
-        has_all.then_some(Self(python))
+        println!("skipped: {} cannot import torch, transformers and accelerate", found.0);
+        None
+    }
+
+    /// Whether it can import these modules.
+    fn has(&self, modules: &str) -> bool {
+        let imports = Command::new(&self.0).args(["-c", &format!("import {modules}")]).output();
+        imports.is_ok_and(|output| output.status.success())
     }
 
     /// What `generate.py` prints.

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device};
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::peft::PeftError;
-use burn_memsave_models::hugging_face::{HuggingFace, load_adapters};
+use burn_memsave_models::hugging_face::{HuggingFace, LoadError, load_adapters};
 use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
 use burn_memsave_models::{
     ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, Sampling, generate,
@@ -33,9 +33,12 @@ static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 /// Generates text with a model of Hugging Face whose weights stay in their file.
 #[derive(Parser)]
 struct Args {
-    /// The directory of the model: config.json, tokenizer.json, and safetensors.
+    /// The directory of the model: config.json, tokenizer.json, and safetensors. Or a GGUF file.
     #[arg(long)]
     model: PathBuf,
+    /// The directory of the tokenizer, if it is not that of the model. A GGUF file needs it.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
     /// The directory of an adapter that Python's `peft` or the example `finetune_model` wrote.
     #[arg(long)]
     adapter: Option<PathBuf>,
@@ -66,7 +69,7 @@ struct Args {
     /// Uses weights where they lie in the file, without copies, if `--dtype` is that of the file. No process may write to the file meanwhile.
     #[arg(long)]
     mapped: bool,
-    /// The numbers that the model computes with. Those of the file are fastest.
+    /// The numbers that the model computes with. Those of the file are fastest, and f32 for packed weights.
     #[arg(long, value_enum, default_value_t = Numbers::F32)]
     dtype: Numbers,
     /// The numbers in which keys and values are stored, if not those that the model computes with.
@@ -104,7 +107,10 @@ enum Size {
 }
 
 impl Size {
-    fn read(directory: &Path) -> Result<Self, ConfigError> {
+    fn read(directory: &Path) -> Result<Self, LoadError> {
+        if directory.is_file() {
+            return Ok(Self::Decoder(DecoderSize::from_gguf(directory)?));
+        }
         match DecoderSize::from_directory(directory) {
             Err(ConfigError::Unsupported { field, value, .. })
                 if field == "model_type" && value == "gpt2" =>
@@ -162,8 +168,9 @@ fn with_adapter<M: HuggingFace>(model: M, adapter: Option<&Path>) -> Result<M, P
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
-    let tokenizer = tokenizer(&args.model)?;
-    let template = args.chat.then(|| ChatTemplate::read(&args.model)).transpose()?;
+    let directory = args.tokenizer.as_ref().unwrap_or(&args.model);
+    let tokenizer = tokenizer(directory)?;
+    let template = args.chat.then(|| ChatTemplate::read(directory)).transpose()?;
     let prompts = args.prompt.iter().map(|prompt| -> Result<Vec<u32>, Box<dyn Error>> {
         let text = match &template {
             Some(template) => template.apply(&[Message::of_user(prompt)], true)?,
@@ -194,7 +201,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (model, report) = size.load(longest, file, &options, args.adapter.as_deref())?;
 
     let mut generation = GenerateOptions::new(args.tokens)
-        .with_ends(ends(&args.model)?)
+        .with_ends(ends(directory)?)
         .with_tokens_at_once(args.at_once)
         .with_cache_dtype(stored);
     let Args { temperature, top_k, top_p, seed, .. } = args;
@@ -253,7 +260,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         mib(TrackingAllocator::peak() - idle_heap),
         mib(generated.cache_bytes),
         resident.map_or_else(|| "unknown".into(), |bytes| format!("{} MiB", mib(bytes))),
-        mib(statistics.bytes_read / steps as u64),
+        mib((statistics.bytes_read + statistics.bytes_unpacked) / steps as u64),
     );
     Ok(())
 }

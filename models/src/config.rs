@@ -73,7 +73,10 @@ impl DecoderSize {
     ///
     /// If the file cannot be read, or asks for what these models do not have here.
     pub fn from_directory(directory: impl AsRef<Path>) -> Result<Self, ConfigError> {
-        let mut fields = Fields::read(directory.as_ref().join("config.json"))?;
+        Self::of_fields(Fields::read(directory.as_ref().join("config.json"))?)
+    }
+
+    pub(crate) fn of_fields(mut fields: Fields) -> Result<Self, ConfigError> {
         let family: String = fields.require("model_type")?;
         const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"];
         if !FAMILIES.contains(&family.as_str()) {
@@ -149,6 +152,7 @@ impl DecoderSize {
         } else {
             (size.theta, size.stretch) = fields.rotary_positions(1e4)?;
         }
+        fields.packing()?;
         let activations = if is_gemma { &["gelu_pytorch_tanh", "gelu"][..] } else { &["silu"] };
         let activations: Vec<Value> = activations.iter().map(|&name| name.into()).collect();
         fields.expect("hidden_act", &activations)?;
@@ -220,7 +224,7 @@ impl Gpt2Size {
 }
 
 /// The fields of a configuration that nobody has taken yet.
-struct Fields {
+pub(crate) struct Fields {
     file: PathBuf,
     /// The field that has these fields, and a dot; empty for all of the file.
     within: String,
@@ -280,11 +284,15 @@ const WITHOUT_EFFECT: &[&str] = &[
 ];
 
 impl Fields {
+    pub(crate) fn new(file: PathBuf, values: Map<String, Value>) -> Self {
+        Self { file, within: String::new(), values }
+    }
+
     fn read(file: PathBuf) -> Result<Self, ConfigError> {
         let text =
             fs::read_to_string(&file).map_err(|source| ConfigError::Io { file: file.clone(), source })?;
         match serde_json::from_str(&text) {
-            Ok(values) => Ok(Self { file, within: String::new(), values }),
+            Ok(values) => Ok(Self::new(file, values)),
             Err(source) => Err(ConfigError::Json { file, source }),
         }
     }
@@ -452,6 +460,35 @@ impl Fields {
         };
         let stretch = parameters.stretch()?;
         Ok((theta.unwrap_or(usual) as f32, stretch))
+    }
+
+    /// Weights are packed in a way that is read: in four bits of bitsandbytes, or in float8 with a scale for 128 x 128 of them.
+    fn packing(&mut self) -> Result<(), ConfigError> {
+        let Some(mut packing) = self.take_fields("quantization_config")? else { return Ok(()) };
+        let method: String = packing.require("quant_method")?;
+        match method.as_str() {
+            "bitsandbytes" => {
+                packing.expect("load_in_8bit", &[false.into()])?;
+                packing.expect("load_in_4bit", &[true.into()])?;
+                // How their files are read in Python; the files themselves say the rest.
+                let is_told = |field: &str| {
+                    ["bnb_4bit_", "llm_int8_", "_load_in_"].iter().any(|of| field.starts_with(of))
+                };
+                packing.values.retain(|field, _| !is_told(field));
+            }
+            "fp8" => {
+                packing.expect("fmt", &["e4m3".into()])?;
+                packing.expect("weight_block_size", &[[128, 128].as_slice().into()])?;
+                packing.expect("scale_fmt", &["float".into()])?;
+                // Activations stay as they are here; static scales of them would be tensors that nothing uses.
+                packing.expect("activation_scheme", &["dynamic".into()])?;
+                for field in ["modules_to_not_convert", "ignored_layers", "dequantize", "expert_dtype"] {
+                    packing.values.remove(field);
+                }
+            }
+            _ => return Err(packing.unsupported("quant_method", method.into())),
+        }
+        packing.finish()
     }
 
     /// How wavelengths are stretched, by the fields that say so and no others.
@@ -703,8 +740,16 @@ mod tests {
             (json!({"head_dim": 3}), "head_dim is 3, which is not supported"),
             (json!({"attention_dropout": 0.1}), "attention_dropout is 0.1, which is not supported"),
             (
-                json!({"quantization_config": {"bits": 4}}),
-                r#"quantization_config is {"bits":4}, which is not supported"#,
+                json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+                r#"quantization_config.quant_method is "gptq", which is not supported"#,
+            ),
+            (
+                json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true}}),
+                "quantization_config.load_in_8bit is true, which is not supported",
+            ),
+            (
+                json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}),
+                "quantization_config.weight_block_size is [64,64], which is not supported",
             ),
             (
                 json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),

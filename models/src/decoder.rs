@@ -349,6 +349,6 @@ impl HuggingFace for Llama {
             return RowOrders::new();
         }
         let order = RowOrder::rotary_pairs(self.head_width);
-        RowOrders::new().with(r"\.attention\.(query|key)$", order).expect("a regular expression")
+        RowOrders::new().with(r"\.attention\.(query|key)(_norm)?$", order).expect("a regular expression")
     }
 }

@@ -1,7 +1,8 @@
 // What only a model of burn-memsave's layers can do: weights as they lie in a directory of Hugging Face, and tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, load_from, named};
+use crate::gguf;
+use crate::hugging_face::{LoadError, load_from, named, with_names_of};
 use crate::tables::{HEAD, has_another_head};
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
@@ -38,7 +39,22 @@ impl Llama {
         Self::load(&size, directory, options, device)
     }
 
-    /// A model of this size with the weights in a directory of Hugging Face, or in a file of one.
+    /// The model in a GGUF file, or in the first of several that it was split into. Its weights stay in the file as far as the options say, and are
+    /// unpacked whenever they are read: to f32, if the options do not say another dtype.
+    ///
+    /// # Errors
+    ///
+    /// If the file asks for what this model does not have, or if the weights cannot be loaded.
+    pub fn from_gguf(
+        path: impl AsRef<Path>,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
+        let size = DecoderSize::from_gguf(path.as_ref())?;
+        Self::load(&size, path, options, device)
+    }
+
+    /// A model of this size with the weights in a directory of Hugging Face, or in a file of one, or in a GGUF file.
     ///
     /// # Errors
     ///
@@ -54,7 +70,7 @@ impl Llama {
 
     /// A model of this size with the weights in a file that is open, or [mapped](WeightFile::open_mapped).
     ///
-    /// Heads are rotated as in Hugging Face, so that no weight is reordered when it is read. If the head is the embedding, and the file has a
+    /// Heads are rotated as in Hugging Face, or as in GGUF, so that no weight is reordered when it is read. If the head is the embedding, and the file has a
     /// head all the same, both are compared; a head with other numbers is used, as `transformers` does.
     ///
     /// # Errors
@@ -66,13 +82,23 @@ impl Llama {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
+        // In GGUF, the heads of Llamas are in the other order, and norms are f32 beside matrices of f16.
+        let architecture = gguf::architecture(&file)?;
+        let (is_gguf, halves) = (architecture.is_some(), architecture != Some("llama"));
+        let options = &match options.dtype() {
+            None if is_gguf => options.clone().with_dtype(DType::F32),
+            _ => options.clone(),
+        };
         let new = |size: &DecoderSize| {
             let mut model = Self::new(size, device);
-            model.blocks.iter_mut().for_each(|block| block.attention.halves = true);
+            model.blocks.iter_mut().for_each(|block| block.attention.halves = halves);
             model
         };
         let model = new(size);
-        let file = named(&model, file)?;
+        let file = match is_gguf {
+            true => with_names_of(&model, gguf::with_usual_names(file)?)?.with_pytorch_adapter(),
+            false => named(&model, file)?,
+        };
         if !size.tied {
             return load_from(model, &file, options, &[]);
         }

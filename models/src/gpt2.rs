@@ -174,6 +174,10 @@ impl HuggingFace for Gpt2 {
         replaced(path, &here_and_there)
     }
 
+    fn has_inputs_first(&self) -> bool {
+        true
+    }
+
     /// In Hugging Face its dense layers are `Conv1D`, whose weights are `[input, output]` like Burn's.
     fn adapter(&self) -> impl ModuleAdapter + 'static {
         IdentityAdapter

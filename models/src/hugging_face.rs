@@ -9,12 +9,13 @@
 //! let model = hugging_face::load(model, "Llama-3.2-1B")?;
 //! # Ok::<(), hugging_face::LoadError>(())
 //! ```
-use crate::ConfigError;
+use crate::{ConfigError, Decoder};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
-use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrders, WeightFile};
+use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrder, RowOrders, WeightFile};
 use burn_memsave::peft::{self, ModuleNames, PeftConfig, PeftError};
 use burn_store::ModuleAdapter;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A network for which Hugging Face has checkpoints.
@@ -39,6 +40,11 @@ pub trait HuggingFace: Module {
     /// The layers whose outputs are in another order there.
     fn row_orders(&self) -> RowOrders {
         RowOrders::new()
+    }
+
+    /// Whether dense layers have their weights `[inputs, outputs]` there, too.
+    fn has_inputs_first(&self) -> bool {
+        false
     }
 
     /// How their tensors become parameters.
@@ -96,8 +102,12 @@ pub fn lazy_load<M: HuggingFace>(
 
 /// A file whose tensors have the names, and become the parameters, of a network.
 pub(crate) fn named<M: HuggingFace>(model: &M, file: WeightFile) -> Result<WeightFile, LazyError> {
-    let file = file.with_key_remappings(model.first_names())?;
-    Ok(file.with_key_remappings(M::NAMES)?.with_adapter(model.adapter()))
+    Ok(with_names_of(model, file)?.with_adapter(model.adapter()))
+}
+
+/// A file whose tensors have the names of the parameters of a network.
+pub(crate) fn with_names_of<M: HuggingFace>(model: &M, file: WeightFile) -> Result<WeightFile, LazyError> {
+    file.with_key_remappings(model.first_names())?.with_key_remappings(M::NAMES)
 }
 
 /// [`lazy_load`] from an open file, in which these tensors may be left over.
@@ -186,8 +196,44 @@ pub fn save_adapters<M: HuggingFace>(
     peft::save(model, config, directory, names(model))
 }
 
-fn names<M: HuggingFace>(model: &M) -> impl ModuleNames + use<M> {
-    let orders = model.row_orders();
-    let model = model.clone();
-    (move |path: &str| model.module_name(path)).with_row_orders(orders)
+/// Writes a decoder with its adapters merged into its weights to `model.safetensors` in a directory, for Python's `transformers`. See
+/// [`peft::save_merged`]. `config` is that of the adapters. (That of an embedding that is the head changes both, as here.) The directory also needs `config.json`, and the files of the tokenizer, of the model that was fine-tuned.
+///
+/// # Errors
+///
+/// Those of [`peft::save_merged`].
+pub fn save_merged<M: HuggingFace + Decoder>(
+    model: &M,
+    config: impl Into<PeftConfig>,
+    directory: impl AsRef<Path>,
+    dtype: DType,
+) -> Result<(), PeftError> {
+    let directory = directory.as_ref();
+    fs::create_dir_all(directory)
+        .map_err(|source| PeftError::Io { file: directory.to_path_buf(), source })?;
+    peft::save_merged(model, config, directory.join("model.safetensors"), names(model), dtype)
+}
+
+/// Where the modules of a network are in Python.
+struct Names<M> {
+    model: M,
+    orders: RowOrders,
+}
+
+impl<M: HuggingFace> ModuleNames for Names<M> {
+    fn name(&self, path: &str) -> String {
+        self.model.module_name(path)
+    }
+
+    fn row_order(&self, path: &str) -> Option<RowOrder> {
+        self.orders.get(path)
+    }
+
+    fn has_inputs_first(&self, _path: &str) -> bool {
+        self.model.has_inputs_first()
+    }
+}
+
+fn names<M: HuggingFace>(model: &M) -> Names<M> {
+    Names { model: model.clone(), orders: model.row_orders() }
 }

@@ -12,6 +12,7 @@ use burn::tensor::{Device, Int, Tensor};
 mod cache;
 mod config;
 mod generate;
+mod gguf;
 pub mod hugging_face;
 pub mod repeated;
 mod rotate;

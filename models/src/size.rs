@@ -1,6 +1,7 @@
 //! The sizes of text models: published ones, and small ones for tests.
 use crate::cache::PAGE;
 use burn::tensor::DType;
+use core::f64::consts::PI;
 
 /// The size of an encoder of text.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -259,6 +260,13 @@ impl RotaryStretch {
     pub const fn linear(factor: f64) -> Self {
         // No wavelength fits into nothing, so all of them are long.
         Self { factor, low: 1.0, high: 2.0, original_length: 0.0 }
+    }
+
+    /// The stretched frequency, the inverse of a wavelength, for `2 pi` of them.
+    pub(crate) fn stretched(&self, frequency: f64) -> f64 {
+        let fits = frequency * self.original_length / (2.0 * PI);
+        let short = ((fits - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        frequency * (short + (1.0 - short) / self.factor)
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn has_another_head(
     [count, width]: [usize; 2],
     device: &Device,
 ) -> Result<bool, LazyError> {
-    if file.tensors().all(|tensor| tensor.name != HEAD) {
+    if !file.has(HEAD) {
         return Ok(false);
     }
     let device = device.clone().without_autodiff();

@@ -1,11 +1,11 @@
 """Writes small decoders with random weights, and the tokens that `transformers` generates with them, one prompt at a time."""
 
-import json
 import sys
 from pathlib import Path
 
 import torch
 from small import decoder
+from texts import expect, with_clear_texts
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -78,61 +78,10 @@ families = {
         ),
     ),
 }
-NEW = 64
-
-
-def prompts():
-    # 0 and 1 are padding.
-    return [torch.randint(2, 50, (1, length)) for length in (9, 30, 1)]
-
-
-def shaken(make, config):
-    """A model with random weights."""
-    model = make(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def texts_of(model):
-    texts = []
-    for prompt in prompts():
-        mask = torch.ones_like(prompt)
-        text = model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=NEW)
-        with torch.no_grad():
-            logits = model(text).logits[0]
-        # How much larger the largest logits are than any others: with less than rounding, either could be chosen.
-        top = logits[prompt.shape[1] - 1 : -1].topk(2).values
-        texts.append(
-            {
-                "prompt": prompt[0].tolist(),
-                "text": text[0, prompt.shape[1] :].tolist(),
-                "margin": (top[:, 0] - top[:, 1]).min().item() / logits.abs().max().item(),
-                "last_logits": [float(f"{value:.7g}") for value in logits[-2].tolist()],
-            }
-        )
-    return texts
-
-
-def is_clear(texts):
-    return min(text["margin"] for text in texts) >= 1e-4
-
-
-def expect(name, texts):
-    (directory / name / "expected.json").write_text(json.dumps(texts) + "\n")
-
-
-def with_clear_texts(make, config):
-    while not is_clear(texts := texts_of(model := shaken(make, config))):
-        pass
-    return model, texts
-
-
 for name, (make, config) in families.items():
     model, texts = with_clear_texts(make, config)
     model.save_pretrained(directory / name)
-    expect(name, texts)
+    expect(directory / name, texts)
 
 make, config = families["gpt2"]
 model, texts = with_clear_texts(make, config)
@@ -142,7 +91,7 @@ for name in "gpt2_twice", "gpt2_head":
         state["lm_head.weight"] = state["lm_head.weight"] + 1
     config.save_pretrained(directory / name)
     torch.save(state, directory / name / "pytorch_model.bin")
-    expect(name, texts)
+    expect(directory / name, texts)
 
 # The head is the embedding, and the file has both: the same numbers, and others.
 for name, tied in ("llama_twice", True), ("llama_head", False):
@@ -155,4 +104,4 @@ for name, tied in ("llama_twice", True), ("llama_head", False):
     inputs = torch.tensor([texts[0]["prompt"]])
     with torch.no_grad():
         assert torch.equal(make.from_pretrained(directory / name)(inputs).logits, model(inputs).logits)
-    expect(name, texts)
+    expect(directory / name, texts)

@@ -45,14 +45,35 @@ fn texts_are_those_of_transformers() {
                 assert!(error.to_string().contains("lm_head.weight"), "{error}");
             }
             gpt2 if gpt2.starts_with("gpt2") => {
-                compare(&path, &Gpt2::from_directory(&path, &options(), &device).unwrap().0)
+                compare(&path, &Gpt2::from_directory(&path, &options(), &device).unwrap().0, 1e-5)
             }
-            _ => compare(&path, &Llama::from_directory(&path, &options(), &device).unwrap().0),
+            _ => compare(&path, &Llama::from_directory(&path, &options(), &device).unwrap().0, 1e-5),
         }
     }
 }
 
-fn compare(directory: &Path, model: &(impl Generate + Decoder)) {
+/// GGUF, four bits of bitsandbytes, float8.
+#[test]
+fn texts_of_packed_weights_are_those_of_transformers() {
+    let packages = ["torch", "transformers", "accelerate", "safetensors", "gguf", "bitsandbytes"];
+    let Some(python) = python::with(&packages) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    python::run(&python, "packed.py", &[], directory.path());
+    for name in ["llama_gguf", "llama3_gguf", "qwen2_gguf", "qwen3_gguf", "nf4", "nf4_twice", "float8"] {
+        println!("{name}");
+        let (path, device) = (directory.path().join(name), Device::flex());
+        let (model, report) = match name.ends_with("gguf") {
+            true => Llama::from_gguf(path.join("model.gguf"), &options(), &device).unwrap(),
+            false => Llama::from_directory(&path, &options(), &device).unwrap(),
+        };
+        let packed = report.lazy.iter().filter(|parameter| parameter.packing.is_some()).count();
+        assert!(packed >= 2 * 7, "{report}");
+        compare(&path, &model, 5e-5); // they are wider than the others
+    }
+}
+
+/// Logits may be off by `rounding` of the largest.
+fn compare(directory: &Path, model: &(impl Generate + Decoder), rounding: f32) {
     let expected: Vec<Text> =
         serde_json::from_slice(&fs::read(directory.join("expected.json")).unwrap()).unwrap();
     let margin = expected.iter().map(|text| text.margin).fold(f64::INFINITY, f64::min);
@@ -79,7 +100,7 @@ fn compare(directory: &Path, model: &(impl Generate + Decoder)) {
         let largest = last_logits.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let off = logits.iter().zip(last_logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         println!("off by {:.1e} of the largest", off / largest);
-        assert!(logits.len() == last_logits.len() && off <= 1e-5 * largest, "off by {off}");
+        assert!(logits.len() == last_logits.len() && off <= rounding * largest, "off by {off}");
     }
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from peft import AutoPeftModelForCausalLM
 from small import decoder
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 warnings.filterwarnings("ignore")
 what, directory = sys.argv[1], Path(sys.argv[2])
@@ -22,6 +22,9 @@ if what == "make":
 run = json.loads((directory / "run.json").read_text())
 tokens, counts = torch.tensor(run["tokens"]), torch.tensor(run["counts"])
 model = AutoPeftModelForCausalLM.from_pretrained(directory / "ours", is_trainable=True)
+merged = AutoModelForCausalLM.from_pretrained(directory / "merged")
+with torch.no_grad():
+    torch.testing.assert_close(merged(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
 optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), run["learning_rate"])
 losses = []
 for step in range(run["steps"] + 1):

@@ -1,14 +1,15 @@
 //! Fine-tuning with weights that stay in their file: adapters that Python's `peft` trains on, and that come back.
 #![recursion_limit = "256"]
-use burn::module::{Lora, Module, ParamGroup};
+use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{Device, Int, Tensor};
-use burn_memsave::lazy::LazyOptions;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, Tolerance};
+use burn_memsave::lazy::{LazyOptions, WeightFile};
 use burn_memsave::lora::Dora;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave_models::fused::decoder::Llama;
-use burn_memsave_models::hugging_face::{load_adapters, save_adapters};
-use burn_memsave_models::{Decoder, DecoderSize};
+use burn_memsave_models::hugging_face::{self, load_adapters, save_adapters, save_merged};
+use burn_memsave_models::memsave::gpt2::Gpt2;
+use burn_memsave_models::{Biases, Decoder, DecoderSize, Gpt2Size};
 use std::fs;
 
 mod python;
@@ -63,6 +64,8 @@ fn adapters_are_trained_on_in_python_and_come_back() {
             .with_base_model(path.join("base").to_string_lossy())
             .with_task_type("CAUSAL_LM");
         save_adapters(&model, config, path.join("ours")).unwrap();
+        save_merged(&model, PeftConfig::new(3, 6.0), path.join("merged"), DType::F32).unwrap();
+        fs::copy(path.join("base/config.json"), path.join("merged/config.json")).unwrap();
         let run = serde_json::json!({
             "tokens": TOKENS, "counts": COUNTS, "steps": STEPS, "learning_rate": LEARNING_RATE,
         });
@@ -98,4 +101,62 @@ fn padding_and_questions_are_not_learned() {
     let (whole, _) = gradient(&model, &[3, 4, 5], &[4, 5, 6], &[0.0, 1.0, 1.0]);
     let (padded, count) = gradient(&model, &[3, 4, 5, 0, 0], &[9, 5, 6, 0, 0], &[0.0, 1.0, 1.0, 0.0, 0.0]);
     assert!((whole - padded).abs() < 1e-6 && count > 0, "{whole}, {padded}");
+}
+
+/// Its names, layouts and orders are those of Hugging Face: it is loaded as any checkpoint, and computes the same.
+#[test]
+fn merged_models_are_checkpoints() {
+    let device = Device::flex();
+    let tokens = || Tensor::<2, Int>::from_data([[3, 17, 4, 29, 33]], &device);
+    let group = ParamGroup::from_regex(r"^blocks\..*weight$").unwrap();
+    let lora = Lora::new(2, 4.0).set_param_group(group);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+
+    fn shaken<M: Module>(model: M) -> M {
+        model.map(&mut Shake)
+    }
+    let compare = |expected: Tensor<3>, found: Tensor<3>| {
+        found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-3, 1e-3));
+    };
+    let llama = DecoderSize::LLAMA_3_2_1B.tiny();
+    let sizes = [
+        llama,
+        DecoderSize { normalizes_heads: true, ..llama },
+        DecoderSize {
+            tied: false,
+            biases: Biases { inputs: true, output: true, feed_forward: true },
+            ..llama
+        },
+    ];
+    for size in sizes {
+        let model = shaken(Llama::new(&size, &device).apply_lora(lora.clone()));
+        hugging_face::save_merged(&model, &lora, path, DType::F32).unwrap();
+        // Heads in the order of Hugging Face, and in Burn's.
+        let (lazy, _) = Llama::load(&size, path, &LazyOptions::new(), &device).unwrap();
+        let eager = hugging_face::load(Llama::new(&size, &device), path).unwrap();
+        compare(model.logits(tokens()), lazy.logits(tokens()));
+        compare(model.logits(tokens()), eager.logits(tokens()));
+        // The same of a model whose weights stay in the file, in half precision: rounded once.
+        hugging_face::save_merged(&lazy, &lora, path.join("half"), DType::BF16).unwrap();
+        let file = WeightFile::open(path.join("half")).unwrap();
+        assert!(file.tensors().all(|tensor| tensor.dtype == DType::BF16));
+        let whole = WeightFile::open(path).unwrap();
+        let name = "model.layers.1.self_attn.q_proj.weight";
+        let rounded = whole.read(name).unwrap().convert_dtype(DType::BF16);
+        file.read(name).unwrap().assert_eq(&rounded, true);
+    }
+    let gpt2 = shaken(Gpt2::new(&Gpt2Size::TINY, &device).apply_lora(lora.clone()));
+    hugging_face::save_merged(&gpt2, &lora, path, DType::F32).unwrap();
+    let loaded = hugging_face::load(Gpt2::new(&Gpt2Size::TINY, &device), path).unwrap();
+    compare(gpt2.logits(tokens()), loaded.logits(tokens()));
+}
+
+/// Moves all weights, so that norms and factors are neither 1 nor 0.
+struct Shake;
+
+impl ModuleMapper for Shake {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.clone() + value.random_like(Distribution::Normal(0.0, 0.2)))
+    }
 }

@@ -13,9 +13,15 @@
 //!     --model Qwen2.5-0.5B --data texts.jsonl --budget 1GiB --step-budget 512MiB --output adapter
 //! ```
 //!
+//! The weights may be packed, in the four bits of bitsandbytes, in float8, or in a GGUF file of a Llama, Mistral, Qwen2 or Qwen3, for which both
+//! programs take `--model model.gguf --tokenizer DIRECTORY`. Packed weights are unpacked whenever they are read. With the default of
+//! `generate`, `--dtype f32`, a token unpacks a part of a weight at a time, and nothing of it is cached in memory: the budget is then for prompts of more
+//! than 32 tokens. Fine-tuning adapters on such weights is QLoRA.
+//!
 //! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step requires, computes logits in chunks
 //! (except for Gemma 2, which caps them), and keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was
 //! saved. Python loads the result with `AutoPeftModelForCausalLM.from_pretrained("adapter")`, and `generate --adapter adapter` runs it.
+//! `--export merged` also writes the whole model with the adapter merged into its weights, one weight at a time.
 //!
 //! # What it saves
 //!

@@ -17,14 +17,16 @@ use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::optim::AdamW8bitConfig;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave::plan::{ProfileOptions, auto_checkpoint, micro_batched};
-use burn_memsave_models::{DecoderSize, fused::decoder::Llama, hugging_face};
+use burn_memsave_models::hugging_face::{self, HuggingFace};
+use burn_memsave_models::{DecoderSize, fused::decoder::Llama};
 use bytesize::ByteSize;
 use checkpoint::Checkpoint;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value};
 use std::error::Error;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use texts::{Part, Texts};
 
@@ -54,9 +56,12 @@ const NAMES: [(&str, &str); 7] = [
 /// Fine-tunes a model of Hugging Face whose weights stay in their file, and writes the adapter for Python's `peft`.
 #[derive(Parser)]
 struct Args {
-    /// The directory of the model: config.json, tokenizer.json, and safetensors.
+    /// The directory of the model: config.json, tokenizer.json, and safetensors. Or a GGUF file.
     #[arg(long)]
     model: PathBuf,
+    /// For a GGUF file: the directory of the same model in Python, with its tokenizer, which the adapter names as its base.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
     /// A line of JSON per text: {"text": ...}; {"prompt": ..., "completion": ...}, of which only the completion is learned; or {"messages":
     /// [{"role": ..., "content": ...}, ...]}, of which only the last message is, in the form that the model was trained with.
     #[arg(long)]
@@ -110,6 +115,9 @@ struct Args {
     /// Goes on where the last run was saved.
     #[arg(long)]
     resume: bool,
+    /// Writes the model with its adapter merged into it to this directory, in bf16, with what `transformers` needs beside it.
+    #[arg(long)]
+    export: Option<PathBuf>,
     /// A picture of the memory over the run (SVG).
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -133,9 +141,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
     let device = Device::flex().autodiff();
-    let size = DecoderSize::from_directory(&args.model)?;
-    let (texts, dropped) =
-        Texts::read(&args.model, &args.data, size.vocabulary, args.length.min(size.length))?;
+    let size = match args.model.is_file() {
+        true => DecoderSize::from_gguf(&args.model)?,
+        false => DecoderSize::from_directory(&args.model)?,
+    };
+    let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model);
+    if let Some(directory) = &args.export {
+        fs::create_dir_all(directory)?;
+        if fs::canonicalize(directory)? == fs::canonicalize(tokenizer)? {
+            return Err("the merged model would replace the model that it is made of".into());
+        }
+        fs::metadata(tokenizer.join("config.json"))
+            .map_err(|error| format!("{}: config.json: {error}", tokenizer.display()))?;
+    }
+    let (texts, dropped) = Texts::read(tokenizer, &args.data, size.vocabulary, args.length.min(size.length))?;
     println!("{} texts, {} tokens to learn", texts.len(), texts.learned());
     if dropped > 0 {
         println!("{dropped} texts are left out: after {} tokens nothing is left to learn", args.length);
@@ -201,10 +220,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     bar.finish();
-    let base = fs::canonicalize(&args.model)?;
+    let base = fs::canonicalize(tokenizer)?;
     let config =
         PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
-    hugging_face::save_adapters(&model, config, &args.output)?;
+    hugging_face::save_adapters(&model, &config, &args.output)?;
     // Before the peak is asked for: meanwhile that is the peak of a step.
     if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
         fs::write(path, memory.to_svg())?;
@@ -220,6 +239,41 @@ fn main() -> Result<(), Box<dyn Error>> {
         report.cache.statistics(),
         args.output.display(),
     );
+    if let Some(directory) = &args.export {
+        export(&model, &config, size.vocabulary, tokenizer, directory)?;
+        println!("the merged model is in {}", directory.display());
+    }
+    Ok(())
+}
+
+/// Writes the model, and copies what belongs to it from its directory.
+fn export(
+    model: &Llama,
+    config: &PeftConfig,
+    vocabulary: usize,
+    from: &Path,
+    to: &Path,
+) -> Result<(), Box<dyn Error>> {
+    hugging_face::save_merged(model, config, to, DType::BF16)?;
+    for file in fs::read_dir(from)? {
+        let path = file?.path();
+        let Some(name) = path.file_name() else { continue };
+        let belongs =
+            path.extension().is_some_and(|end| ["jinja", "json", "model", "txt"].iter().any(|of| end == *of));
+        // An index names the shards of other weights.
+        let is_other = name.to_string_lossy().ends_with(".index.json") || name == "adapter_config.json";
+        if path.is_file() && belongs && !is_other && name != "config.json" {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    let mut config: Map<String, Value> = serde_json::from_slice(&fs::read(from.join("config.json"))?)?;
+    config.remove("quantization_config");
+    config.remove("torch_dtype");
+    config.insert("dtype".into(), "bfloat16".into());
+    // Those of a GGUF file may be others.
+    config.insert("tie_word_embeddings".into(), model.tied_table().is_some().into());
+    config.insert("vocab_size".into(), vocabulary.into());
+    fs::write(to.join("config.json"), serde_json::to_string_pretty(&config)?)?;
     Ok(())
 }
 

@@ -1,0 +1,182 @@
+//! Models in GGUF files: their sizes, and the names of their tensors. What a file asks for and is not there is an error by name.
+use crate::config::Fields;
+use crate::hugging_face::LoadError;
+use crate::{ConfigError, DecoderSize};
+use burn_memsave::lazy::{LazyError, WeightFile};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The table of the embedding, which every model has.
+const EMBEDDING: &str = "token_embd.weight";
+
+/// The factors of wavelengths that were stretched as in Llama 3.
+const FACTORS: &str = "rope_freqs.weight";
+
+/// Replacements that make Hugging Face's names of those of GGUF.
+const NAMES: &[(&str, &str)] = &[
+    (r"^token_embd\.", "model.embed_tokens."),
+    (r"^output_norm\.", "model.norm."),
+    (r"^output\.", "lm_head."),
+    (r"^rope_freqs\.", "unused.rope_freqs."),
+    (r"^blk\.", "model.layers."),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attn_([qkv])\.", ".self_attn.${1}_proj."),
+    (r"\.attn_([qk])_norm\.", ".self_attn.${1}_norm."),
+    (r"\.attn_output\.", ".self_attn.o_proj."),
+    (r"\.ffn_(gate|up|down)\.", ".mlp.${1}_proj."),
+];
+
+/// The keys of sizes, behind the name of the architecture, and what they are called in `config.json`.
+const SIZES: &[(&str, &str)] = &[
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("block_count", "num_hidden_layers"),
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("rope.freq_base", "rope_theta"),
+];
+
+/// The same tensors under the names that they have in Hugging Face.
+pub(crate) fn with_usual_names(file: WeightFile) -> Result<WeightFile, LazyError> {
+    file.with_key_remappings(NAMES)
+}
+
+/// The kind of model that a GGUF file says it has; `None` for other files.
+pub(crate) fn architecture(file: &WeightFile) -> Result<Option<&str>, ConfigError> {
+    const FIELD: &str = "general.architecture";
+    let Some(metadata) = file.metadata() else { return Ok(None) };
+    let (path, field) = (file.path().to_path_buf(), FIELD.to_owned());
+    match metadata.get(FIELD) {
+        Some(Value::String(name)) if ["llama", "qwen2", "qwen3"].contains(&name.as_str()) => Ok(Some(name)),
+        Some(value) => Err(ConfigError::Unsupported { file: path, field, value: value.clone() }),
+        None => Err(ConfigError::Missing { file: path, field }),
+    }
+}
+
+impl DecoderSize {
+    /// The size of the model in a GGUF file: a Llama (or Mistral), Qwen2 or Qwen3.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or asks for what these models do not have here.
+    pub fn from_gguf(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        let file = WeightFile::open(path)?;
+        let Some(architecture) = architecture(&file)? else {
+            let (file, reason) = (file.path().to_path_buf(), "it is not in the format GGUF".into());
+            return Err(LazyError::Malformed { file, reason }.into());
+        };
+        let of_architecture = file.metadata().into_iter().flatten().filter_map(|(key, value)| {
+            let key = key.strip_prefix(architecture)?.strip_prefix('.')?.to_owned();
+            Some((key, value.clone()))
+        });
+        let config = configuration(&file, architecture, of_architecture.collect())?;
+        let size = Self::of_fields(Fields::new(file.path().to_path_buf(), config))?;
+        check_factors(&file, &size)?;
+        Ok(size)
+    }
+}
+
+/// What `config.json` would say.
+fn configuration(
+    file: &WeightFile,
+    architecture: &str,
+    mut metadata: Map<String, Value>,
+) -> Result<Map<String, Value>, LoadError> {
+    let unsupported = |key: &str, value: Value| {
+        let (file, field) = (file.path().to_path_buf(), format!("{architecture}.{key}"));
+        LoadError::Config(ConfigError::Unsupported { file, field, value })
+    };
+    let mut config = Map::new();
+    for (key, field) in SIZES {
+        config.extend(metadata.remove(*key).map(|value| ((*field).to_owned(), value)));
+    }
+    // The tables of some files have more rows than there are tokens.
+    metadata.remove("vocab_size");
+    let vocabulary = match file.tensors().find(|tensor| tensor.name == EMBEDDING) {
+        Some(table) => table.shape.first().copied().unwrap_or(0),
+        None => file.read(EMBEDDING)?.shape().num_elements(), // an error that says why
+    };
+    config.insert("vocab_size".into(), vocabulary.into());
+    config.insert("model_type".into(), architecture.into());
+    config.insert("tie_word_embeddings".into(), (!file.has("output.weight")).into());
+    if architecture == "llama" {
+        config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias").into());
+        config.insert("mlp_bias".into(), file.has("blk.0.ffn_up.bias").into());
+    }
+
+    let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+    let [width, heads] =
+        ["hidden_size", "num_attention_heads"].map(|field| config.get(field).and_then(number));
+    let head = config.get("head_dim").and_then(number);
+    let head = head.or_else(|| width?.checked_div(heads?));
+    config.extend(head.map(|head| ("head_dim".to_owned(), head.into())));
+    // All features of a head are rotated, and values have as many as keys.
+    for key in ["rope.dimension_count", "attention.value_length"] {
+        if let Some(value) = metadata.remove(key).filter(|value| head.is_some() && number(value) != head) {
+            return Err(unsupported(key, value));
+        }
+    }
+    if let Some(value) = metadata.remove("attention.causal").filter(|value| *value != true) {
+        return Err(unsupported("attention.causal", value));
+    }
+    // What was said of the context before it was stretched, and mixtures of no experts.
+    for key in ["rope.scaling.original_context_length", "rope.scaling.finetuned"] {
+        metadata.remove(key);
+    }
+    for key in ["expert_count", "expert_used_count"] {
+        metadata
+            .remove(key)
+            .map_or(Ok(()), |count| if count == 0 { Ok(()) } else { Err(unsupported(key, count)) })?;
+    }
+    const KIND: &str = "rope.scaling.type";
+    let (kind, factor) = (metadata.remove(KIND), metadata.remove("rope.scaling.factor"));
+    // A factor alone is one of all wavelengths.
+    let stretches = factor.as_ref().is_some_and(|factor| *factor != 1.0);
+    let kind = kind.or_else(|| stretches.then(|| "linear".into())).filter(|kind| kind != "none");
+    let stretch = match factors(file)? {
+        Some(_) if let Some(kind) = kind => return Err(unsupported(KIND, kind)),
+        Some(factors) => {
+            let factor = factors.into_iter().fold(1.0f32, f32::max);
+            // Of these three, files have only the factors that follow from them: `check_factors` compares those.
+            Some(json!({
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }))
+        }
+        None => kind.map(|kind| json!({ "rope_type": kind, "factor": factor })),
+    };
+    config.extend(stretch.map(|stretch| ("rope_scaling".to_owned(), stretch)));
+    // Whatever is left is refused by its name.
+    config.extend(metadata.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
+    Ok(config)
+}
+
+/// The factors of stretched wavelengths, if there are any.
+fn factors(file: &WeightFile) -> Result<Option<Vec<f32>>, LazyError> {
+    if !file.has(FACTORS) {
+        return Ok(None);
+    }
+    Ok(Some(file.read(FACTORS)?.iter::<f32>().collect()))
+}
+
+/// The factors in the file are those of Llama 3.1 to 3.3, for which alone the size can be known.
+fn check_factors(file: &WeightFile, size: &DecoderSize) -> Result<(), LoadError> {
+    let (Some(factors), Some(stretch)) = (factors(file)?, &size.stretch) else { return Ok(()) };
+    let half = size.head_width() / 2;
+    let expected = (0..half).map(|pair| {
+        let frequency = f64::from(size.theta).powf(-(pair as f64) / half as f64);
+        frequency / stretch.stretched(frequency)
+    });
+    let is_close = |(found, expected): (&f32, f64)| (f64::from(*found) - expected).abs() <= 1e-3 * expected;
+    match factors.len() == half && factors.iter().zip(expected).all(is_close) {
+        true => Ok(()),
+        false => {
+            let (file, value) = (file.path().to_path_buf(), factors.into());
+            Err(ConfigError::Unsupported { file, field: FACTORS.into(), value }.into())
+        }
+    }
+}
