@@ -1,7 +1,7 @@
 //! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
 use super::archive::{self, Archive, Placed};
 use super::packed::{self, Float8, Packing};
-use super::source::{Entry, OpenFile, Opener, Origin, Span};
+use super::source::{Entry, OpenFile, Opener, Origin, Span, countable};
 use super::tensors::{Tensors, Unreadable};
 use super::{LazyError, gguf, quantized};
 use crate::burn_next::{StoreTensor, packed};
@@ -177,8 +177,7 @@ fn safetensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
             Some(dtype) => {
                 tensors.entries.insert(name.clone(), Entry::of_span(name, dtype, shape, span));
             }
-            // (As f32 it must be countable, too.)
-            None if info.dtype == Dtype::F8_E4M3 && span.len.checked_mul(size_of::<f64>()).is_some() => {
+            None if info.dtype == Dtype::F8_E4M3 && countable(&shape).is_some() => {
                 let packing = Arc::new(Packing::Float8(Float8::new(&shape, span)));
                 let entry = Entry::of_packing(name.clone(), shape, file.path.clone(), packing);
                 tensors.entries.insert(name, entry);
@@ -252,9 +251,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
 /// Checks the length of a quantized tensor. (Burn checks those of all others.)
 fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
     let DType::QFloat(scheme) = tensor.dtype else { return Ok(()) };
-    // The bytes of the dequantized tensor must be countable, too.
-    let elements = tensor.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
-    let fits = elements.and_then(|elements| elements.checked_mul(size_of::<f64>())).is_some();
+    let fits = countable(&tensor.shape).is_some(); // dequantized, too
     let is_ours = || scheme == quantized::scheme() && quantized::fits(&tensor.shape);
     match fits && (!is_ours() || data_len(tensor.dtype, &tensor.shape) == tensor.byte_len()) {
         true => Ok(()),

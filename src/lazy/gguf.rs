@@ -1,7 +1,7 @@
 //! Reads the headers of GGUF files, by `gguf-rs-lib`: the tensors, and what is said of the model.
 use super::LazyError;
 use super::packed::{Blocks, Packing};
-use super::source::{Entry, OpenFile, Opener, Span};
+use super::source::{Entry, OpenFile, Opener, Span, countable};
 use super::tensors::{Tensors, Unreadable};
 use burn::tensor::{DType, Shape};
 use burn_memsave_layers::frozen::BlockFormat;
@@ -77,9 +77,7 @@ fn open_one(file: Arc<OpenFile>) -> Result<(Tensors, u64), LazyError> {
         // The first size is that of the axis whose elements are next to each other.
         let shape =
             info.shape().dims().iter().rev().map(|&axis| size(axis)).collect::<Result<Vec<_>, _>>()?;
-        let elements = shape.iter().try_fold(1usize, |count, axis| count.checked_mul(*axis));
-        let elements = elements.filter(|count| count.checked_mul(size_of::<f64>()).is_some());
-        let elements = elements.ok_or_else(|| refused("is too large for this machine"))?;
+        let elements = countable(&shape).ok_or_else(|| refused("is too large for this machine"))?;
         let shape = Shape::from(shape);
         let len = info.checked_expected_data_size().map_err(|error| file.malformed(error))?;
         let offset = reader.tensor_data_offset().saturating_add(info.data_offset());

@@ -6,7 +6,7 @@
 //! | `ggml` (GGUF) | blocks of 32 or 256, 2 to 8 bits | in the blocks |
 //! | bitsandbytes | 4 bits: indices of a table of 16 numbers (`nf4`, `fp4`) | `absmax`, one for 64 elements; themselves indices of a table of 256, if scales are packed, too |
 //! | float8 checkpoints | `float8_e4m3fn` | `weight_scale_inv` for blocks of 128 x 128 (DeepSeek, Qwen3), or `weight_scale` for each row or for all |
-use super::source::{Entry, Origin, Span, Unpack};
+use super::source::{Entry, Origin, Span, Unpack, countable};
 use super::tensors::{Tensors, Unreadable};
 use burn::tensor::{DType, Shape};
 use burn_memsave_layers::frozen::{BlockFormat, FLOAT8_E4M3, ScaledMatrix, unpack_float8, unpack_nibbles};
@@ -358,9 +358,7 @@ fn four_bits(name: &str, kind: &'static str, codes: &Entry, tensors: &mut Tensor
         .map_err(|error| format!("{} is malformed: {error}", state.tensor.name))?;
 
     let Origin::Span(span) = &codes.origin else { return Err("it is not stored as it is".into()) };
-    let count = state.shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
-    let count = count.filter(|count| count.checked_mul(size_of::<f64>()).is_some());
-    let count = count.ok_or_else(|| format!("the shape {:?} is too large", state.shape))?;
+    let count = countable(&state.shape).ok_or_else(|| format!("the shape {:?} is too large", state.shape))?;
     let has = |entry: &Entry, count: usize, dtypes: &[DType]| match dtypes.contains(&entry.tensor.dtype)
         && entry.tensor.shape.num_elements() == count
     {

@@ -150,6 +150,12 @@ impl Span {
     }
 }
 
+/// The elements of a tensor of this shape, if its bytes can be counted, whatever its dtype becomes.
+pub(super) fn countable(shape: &[usize]) -> Option<usize> {
+    let elements = shape.iter().try_fold(1usize, |count, axis| count.checked_mul(*axis))?;
+    elements.checked_mul(size_of::<f64>()).map(|_| elements)
+}
+
 /// Memory for `len` bytes that is aligned for every dtype. (Burn copies a vector of bytes that is not.)
 pub(super) fn words_for(len: usize) -> Vec<u64> {
     vec![0; len.div_ceil(size_of::<u64>())]
