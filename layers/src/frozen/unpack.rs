@@ -162,7 +162,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 /// The bits of a byte from `shift` on, as many as `mask` has.
 #[inline(always)]
 fn bits(byte: u8, shift: usize, mask: u8) -> i32 {
-    i32::from((byte >> shift) & mask)
+    (i32::from(byte) >> shift) & i32::from(mask)
 }
 
 #[inline(always)]
@@ -225,14 +225,16 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
 #[inline(always)]
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
-    for part in 0..16 {
-        // 128 elements have 32 bytes; 32 of them the same two bits of each.
-        let (first, shift) = (16 + part / 8 * 32 + part % 2 * 16, part % 8 / 2 * 2);
-        let scale = scale * bits(block[part], 0, 15) as f32;
-        let minimum = minimum * bits(block[part], 4, 15) as f32;
-        for at in 0..16 {
-            out[part * 16 + at] = scale * bits(block[first + at], shift, 3) as f32 - minimum;
+    // 128 elements have 32 bytes; 32 of them the same two bits of each.
+    for part in 0..8 {
+        let bytes = block[16 + part / 4 * 32..][..32].iter();
+        for (out, byte) in out[part * 32..][..32].iter_mut().zip(bytes) {
+            *out = bits(*byte, part % 4 * 2, 3) as f32;
         }
+    }
+    for (out, byte) in out.as_chunks_mut::<16>().0.iter_mut().zip(&block[..16]) {
+        let (scale, minimum) = (scale * bits(*byte, 0, 15) as f32, minimum * bits(*byte, 4, 15) as f32);
+        out.iter_mut().for_each(|out| *out = scale * *out - minimum);
     }
 }
 
@@ -240,16 +242,17 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
 #[inline(always)]
 fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let scale = half_at(block, 108);
-    for part in 0..16 {
+    for part in 0..8 {
+        let bytes = block[32 + part / 4 * 32..][..32].iter().zip(&block[..32]);
+        for (out, (low, high)) in out[part * 32..][..32].iter_mut().zip(bytes) {
+            *out = (bits(*low, part % 4 * 2, 3) + 4 * bits(*high, part, 1) - 4) as f32;
+        }
+    }
+    for (part, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         let low = bits(block[96 + part % 8], part / 8 * 4, 15);
         let high = bits(block[104 + part % 4], part / 4 * 2, 3);
         let scale = scale * (low + 16 * high - 32) as f32;
-        let (first, shift) = (32 + part / 8 * 32 + part % 2 * 16, part % 8 / 2 * 2);
-        let (first_high, shift_high) = (part % 2 * 16, part / 2);
-        for at in 0..16 {
-            let high = bits(block[first_high + at], shift_high, 1);
-            out[part * 16 + at] = scale * (bits(block[first + at], shift, 3) + 4 * high - 4) as f32;
-        }
+        out.iter_mut().for_each(|out| *out *= scale);
     }
 }
 
@@ -300,16 +303,18 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 #[inline(always)]
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
-    for part in 0..16 {
-        let scale = scale * f32::from(block[192 + part].cast_signed());
+    for part in 0..8 {
         // Of 128 elements, 64 have the lower halves of 64 bytes, and 32 the same two bits of 32 bytes.
-        let (of_half, half) = (part % 8, part / 8);
-        let (first, shift) = (half * 64 + of_half % 4 * 16, of_half / 4 * 4);
-        let (first_high, shift_high) = (128 + half * 32 + part % 2 * 16, of_half / 2 * 2);
-        for at in 0..16 {
-            let q = bits(block[first + at], shift, 15) + 16 * bits(block[first_high + at], shift_high, 3);
-            out[part * 16 + at] = scale * (q - 32) as f32;
+        let (of_half, half) = (part % 4, part / 4);
+        let low = block[half * 64 + of_half % 2 * 32..][..32].iter();
+        let high = block[128 + half * 32..][..32].iter();
+        for (out, (low, high)) in out[part * 32..][..32].iter_mut().zip(low.zip(high)) {
+            *out = (bits(*low, of_half / 2 * 4, 15) + 16 * bits(*high, of_half * 2, 3) - 32) as f32;
         }
+    }
+    for (out, of_part) in out.as_chunks_mut::<16>().0.iter_mut().zip(&block[192..208]) {
+        let scale = scale * f32::from(of_part.cast_signed());
+        out.iter_mut().for_each(|out| *out *= scale);
     }
 }
 
@@ -318,29 +323,32 @@ const NON_LINEAR: [f32; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
 ];
 
+/// The integers of 16 bytes: those of the lower halves, then those of the upper ones.
+#[inline(always)]
+fn non_linear(bytes: &[u8], out: &mut [f32; 32]) {
+    for (at, byte) in bytes[..16].iter().enumerate() {
+        out[at] = NON_LINEAR[usize::from(byte & 15)];
+        out[16 + at] = NON_LINEAR[usize::from(byte >> 4)];
+    }
+}
+
 #[inline(always)]
 fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
-    let scaled = NON_LINEAR.map(|value| half_at(block, 0) * value);
-    for at in 0..16 {
-        let byte = block[2 + at];
-        out[at] = scaled[usize::from(byte & 15)];
-        out[16 + at] = scaled[usize::from(byte >> 4)];
-    }
+    let scale = half_at(block, 0);
+    non_linear(&block[2..], out);
+    out.iter_mut().for_each(|out| *out *= scale);
 }
 
 /// As [`iq4_nl`], with eight signed scales of six bits: their scale, the upper two bits, the lower four, and the indices.
 #[inline(always)]
 fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
     let scale = half_at(block, 0);
-    for part in 0..8 {
+    for (part, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let low = bits(block[4 + part / 2], part % 2 * 4, 15);
         let high = bits(block[2 + part / 4], part % 4 * 2, 3);
-        let scaled = NON_LINEAR.map(|value| scale * (low + 16 * high - 32) as f32 * value);
-        for at in 0..16 {
-            let byte = block[8 + part * 16 + at];
-            out[part * 32 + at] = scaled[usize::from(byte & 15)];
-            out[part * 32 + 16 + at] = scaled[usize::from(byte >> 4)];
-        }
+        let scale = scale * (low + 16 * high - 32) as f32;
+        non_linear(&block[8 + part * 16..], out);
+        out.iter_mut().for_each(|out| *out *= scale);
     }
 }
 
@@ -354,18 +362,39 @@ pub fn unpack_nibbles(bytes: &[u8], table: &[f32; 16], scales: &[f32], block: us
     assert!(block.is_multiple_of(2) && block > 0, "blocks of {block} codes, two of which are a byte");
     assert_eq!(bytes.len(), out.len().div_ceil(2), "a byte for two elements");
     assert_eq!(scales.len(), out.len().div_ceil(block), "a scale for every {block} elements");
+    // Both elements of a byte at once.
+    let pairs = std::array::from_fn(|byte| [table[byte >> 4], table[byte & 15]]);
     let (work, blocks) = (out.len().saturating_mul(PER_ELEMENT), TASK.div_ceil(block));
     let parts =
         bytes.chunks(blocks * block / 2).zip(scales.chunks(blocks)).zip(out.chunks_mut(blocks * block));
     each(parts.collect(), work, |((bytes, scales), out)| {
-        for ((bytes, scale), out) in bytes.chunks(block / 2).zip(scales).zip(out.chunks_mut(block)) {
-            let scaled = table.map(|value| value * scale);
-            for (byte, out) in bytes.iter().zip(out.chunks_mut(2)) {
-                let codes = [byte >> 4, byte & 15];
-                out.iter_mut().zip(codes).for_each(|(out, code)| *out = scaled[usize::from(code)]);
-            }
-        }
+        vectorized(UnpackNibbles { bytes, pairs: &pairs, scales, block, out });
     });
+}
+
+struct UnpackNibbles<'a> {
+    bytes: &'a [u8],
+    pairs: &'a [[f32; 2]; 256],
+    scales: &'a [f32],
+    block: usize,
+    out: &'a mut [f32],
+}
+
+impl Job for UnpackNibbles<'_> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { bytes, pairs, scales, block, out } = self;
+        for ((bytes, scale), out) in bytes.chunks(block / 2).zip(scales).zip(out.chunks_mut(block)) {
+            let (whole, last) = out.as_chunks_mut::<2>();
+            whole.iter_mut().zip(bytes).for_each(|(out, byte)| *out = pairs[usize::from(*byte)]);
+            if let ([last], Some(byte)) = (last, bytes.last()) {
+                *last = pairs[usize::from(*byte)][0];
+            }
+            out.iter_mut().for_each(|out| *out *= scale);
+        }
+    }
 }
 
 /// The numbers of eight bits that PyTorch calls `float8_e4m3fn`: a sign, four bits of exponent, three of mantissa, no infinity.
