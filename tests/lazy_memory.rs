@@ -1,6 +1,7 @@
 //! Memory of lazy weights and of preparing files, byte by byte, and what is left of a preparation that is killed.
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, Tolerance};
+use burn_memsave::functional::LinearCrossEntropyOptions;
 use burn_memsave::lazy::{
     LazyLoad, LazyOptions, PrepareOptions, PrepareSource, ReadMode, WeightFile, prepare,
 };
@@ -109,6 +110,14 @@ fn large_heads_take_a_block_or_themselves() {
     let scope = Scope::start();
     drop(table.logits(x).into_data());
     assert!(scope.peak() <= HEAD + 2 * SMALL, "a table: {} bytes", scope.peak());
+    // A loss and its gradient: a block, and 1 MiB of logits with what is computed from them, up to six times.
+    let x = Tensor::<2>::ones([1, WIDTH], &device.clone().autodiff()).require_grad();
+    let options = LinearCrossEntropyOptions { chunk_bytes: Some(1 << 20), ..Default::default() };
+    let targets = Tensor::<1, Int>::from_ints([5], &device);
+    let scope = Scope::start();
+    let loss = head.cross_entropy(x.clone(), targets, options);
+    drop(x.grad(&loss.backward()));
+    assert!(scope.peak() <= (16 << 20) + 4 * SMALL, "a loss: {} bytes", scope.peak());
 }
 
 #[test]

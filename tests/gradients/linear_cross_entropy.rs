@@ -26,6 +26,16 @@ fn logits(t: &Operands) -> Tensor<2> {
 }
 
 fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize) -> Tensor<1> {
+    capped(t, config, chunk_bytes, None)
+}
+
+/// With a softcap of the logits.
+fn capped(
+    t: &Operands,
+    config: &ours::CrossEntropyLossConfig,
+    chunk_bytes: usize,
+    softcap: Option<f64>,
+) -> Tensor<1> {
     let (x, weight) = (t.get::<2>(0), t.get::<2>(1));
     let ([rows, _], [_, classes]) = (x.dims(), weight.dims());
     let targets = labels([rows], classes, t.device());
@@ -40,6 +50,7 @@ fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize)
         factors,
         class_weights,
         smoothing: config.smoothing,
+        softcap,
         chunk_bytes: Some(chunk_bytes),
     };
     F::linear_cross_entropy(x, weight, t.maybe(2), targets, options)
@@ -63,6 +74,38 @@ fn equals_its_definition() {
             });
         },
     );
+}
+
+/// Logits of up to 6 are on the flat parts of a softcap of 2.
+#[test]
+fn a_softcap_equals_its_definition() {
+    let shape = (1..9usize, 1..6usize, 1..20usize, any::<bool>());
+    let options = (prop::sample::select(vec![1usize, 100, 1 << 20]), prop::sample::select(vec![2.0, 30.0]));
+    for_all(
+        48,
+        (shape, configs(), options, settings()),
+        |((rows, d_input, classes, bias), config, (chunk, cap), setting)| {
+            let config = weighted(&config, classes).with_pad_tokens(None).with_logits(true);
+            let tolerance = if setting.dtype == DType::F64 { 1e-7 } else { 5e-5 };
+            let check = Check::new(operands(rows, d_input, classes, bias), setting).within(tolerance);
+            check.compare::<1>(&|t| capped(t, &config, chunk, Some(cap)), &|t| {
+                let logits = (logits(t) / cap).tanh() * cap;
+                let targets = random_labels(&logits);
+                defined(logits, &config, targets)
+            });
+        },
+    );
+    let config = ours::CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+    Check::new(operands(5, 3, 7, true), Setting::default())
+        .differentiate::<1>(&|t| capped(t, &config, 100, Some(1.5)));
+    for dtype in HALF {
+        let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype));
+        check.compare::<1>(&|t| capped(t, &config, 100, Some(2.0)), &|t| {
+            let logits = (logits(t) / 2.0).tanh() * 2.0;
+            let targets = random_labels(&logits);
+            defined(logits, &config, targets)
+        });
+    }
 }
 
 #[test]

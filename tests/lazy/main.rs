@@ -7,6 +7,7 @@ mod changes;
 mod experts;
 mod files;
 mod foreign;
+mod head_losses;
 mod hostile;
 mod layouts;
 mod lifecycle;

@@ -50,6 +50,11 @@
 //! y.into_data().assert_eq(&TensorData::new(vec![4.0f32; 8], [1, 8]), true);
 //! ```
 mod lazy;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod packed_product;
+#[cfg(not(any(feature = "flex", feature = "ndarray")))]
+#[path = "no_packed_product.rs"]
+mod packed_product;
 mod packed_rows;
 mod placeholder;
 mod recorded;
@@ -60,19 +65,17 @@ mod unpack;
 mod weight;
 
 pub use lazy::LazyWeight;
+pub(crate) use packed_product::{packed_logits, packed_product};
 pub use packed_rows::PackedRows;
 pub use recorded::Recorded;
 pub use resident::{DeviceBudget, Resident};
+pub(crate) use resident::{is_host, like};
 pub(crate) use source::WeightSource;
 pub use unpack::{BlockFormat, FLOAT8_E4M3, ScaledMatrix, unpack_float8, unpack_nibbles};
 pub use weight::FrozenWeight;
 
 use crate::adapter::DoraAdapter;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-use crate::backend::cpu::unpacked_rows;
 use burn::module::{LoraAdapter, Param, Reparameterization};
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-use burn::tensor::{DType, TensorData};
 use burn::tensor::{Int, Tensor};
 
 /// The weight of a parameter without its adapter, and the adapter.
@@ -149,61 +152,4 @@ pub(crate) fn transposed_blocks(
 /// Operations read a block again in the backward pass, as those of [`transposed_blocks`].
 pub(crate) fn column_blocks(param: &Param<Tensor<2>>) -> Option<impl Iterator<Item = Tensor<2>>> {
     param.reparameterization::<LazyWeight>()?.column_blocks(param.base())
-}
-
-/// `x weight` for a few rows of a lazy matrix whose columns are [packed](FrozenWeight::packed_rows), and its low-rank adapter, which is not
-/// applied. `None` where another way is as good: for many rows, on a device, in training, in other dtypes than f32.
-pub(crate) fn packed_product<'a, const D: usize>(
-    param: &'a Param<Tensor<2>>,
-    x: &Tensor<D>,
-) -> Option<(Tensor<D>, Option<&'a LoraAdapter>)> {
-    packed_rows_product(param, x, true)
-}
-
-/// The same for a table whose rows are packed: `x table^T`.
-pub(crate) fn packed_logits<const D: usize>(param: &Param<Tensor<2>>, x: &Tensor<D>) -> Option<Tensor<D>> {
-    let is_adapted = param.reparameterization::<LazyWeight>()?.adapter().is_some();
-    if is_adapted { None } else { Some(packed_rows_product(param, x, false)?.0) }
-}
-
-/// Without a backend on CPUs, none.
-#[cfg(not(any(feature = "flex", feature = "ndarray")))]
-fn packed_rows_product<'a, const D: usize>(
-    _: &'a Param<Tensor<2>>,
-    _: &Tensor<D>,
-    _of_transpose: bool,
-) -> Option<(Tensor<D>, Option<&'a LoraAdapter>)> {
-    None
-}
-
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-fn packed_rows_product<'a, const D: usize>(
-    param: &'a Param<Tensor<2>>,
-    x: &Tensor<D>,
-    of_transpose: bool,
-) -> Option<(Tensor<D>, Option<&'a LoraAdapter>)> {
-    let lazy = param.reparameterization::<LazyWeight>()?;
-    let (mut shape, device) = (x.shape(), x.device());
-    let rows = shape[..D - 1].iter().product::<usize>();
-    let few = (1..=unpacked_rows::FEW_ROWS).contains(&rows) && shape[D - 1] > 0;
-    let is_host = resident::is_host(&device.clone().without_autodiff());
-    let is_trained = |LoraAdapter { a, b, .. }: &LoraAdapter| {
-        [a, b].iter().any(|factor| {
-            let factor = factor.val();
-            factor.is_tracked() || factor.dtype() != DType::F32
-        })
-    };
-    if !few || !is_host || x.is_tracked() || x.dtype() != DType::F32 || lazy.adapter().is_some_and(is_trained)
-    {
-        return None;
-    }
-    let packed = lazy.packed_rows(param.base(), of_transpose, shape[D - 1])?;
-    let outputs = param.lazy_shape()[usize::from(of_transpose)];
-    let values = x.to_data();
-    let size = [rows, shape[D - 1], outputs];
-    let unpack = |row: usize, out: &mut [f32]| packed.unpack(row, out);
-    let product = unpacked_rows::product(values.as_slice::<f32>().ok()?, size, unpack);
-    packed.were_used();
-    shape[D - 1] = outputs;
-    Some((Tensor::from_data(TensorData::new(product, shape), &device), lazy.adapter()))
 }

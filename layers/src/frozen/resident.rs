@@ -110,7 +110,7 @@ impl fmt::Debug for Resident {
 }
 
 /// A tensor without autodiff, under autodiff if the device is.
-pub(super) fn like<const D: usize>(device: &Device, tensor: Tensor<D>) -> Tensor<D> {
+pub(crate) fn like<const D: usize>(device: &Device, tensor: Tensor<D>) -> Tensor<D> {
     match device.gradient_checkpointing_strategy() {
         Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
         None => tensor,
@@ -124,7 +124,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Whether tensors of the device are in the memory of the program.
 #[allow(clippy::match_single_binding)] // without a CPU backend
-pub(super) fn is_host(device: &Device) -> bool {
+pub(crate) fn is_host(device: &Device) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => true,

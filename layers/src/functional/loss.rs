@@ -81,6 +81,8 @@ pub struct LinearCrossEntropyOptions {
     pub class_weights: Option<Tensor<1>>,
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
+    /// The softcap `c` of the logits, which become `c tanh(logits / c)`. Default: none.
+    pub softcap: Option<f64>,
     /// How many bytes of logits exist at a time. These are at least one row; with a tracked weight in half precision, at least
     /// 64 classes of all rows; with a tracked weight and fewer rows than features, all logits. Default: 16 MiB, or more if a
     /// device needs more rows to be busy. On an H200 in f32, that is 4 MiB per 1000 classes with 1024 features, and 8 MiB with
@@ -106,8 +108,9 @@ pub struct LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if factors or class weights are tracked. If
-/// the target of a row that counts is not a class, it panics on CPU backends, and the loss is NaN on wgpu and CUDA.
+/// Panics if the shapes or dtypes do not fit, if there is no row or no class, if factors or class weights are tracked, or if the
+/// softcap is not positive. If the target of a row that counts is not a class, it panics on CPU backends, and the loss is NaN on
+/// wgpu and CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -128,8 +131,8 @@ pub fn linear_cross_entropy(
 ) -> Tensor<1> {
     let classes = head_classes("linear_cross_entropy", &x, &weight, &bias);
     assert_shape!(targets, [x.dims()[0]]);
+    check_options("linear_cross_entropy", &options, &x);
     let class_weights = class_weights(options.class_weights, classes, &x);
-    check_factors("linear_cross_entropy", &options.factors, &x);
     let targets = targets_that_count(targets, &options.factors);
     Tensor::from_dispatch(Dispatch::memsave_linear_cross_entropy(
         x.into_dispatch(),
@@ -138,7 +141,11 @@ pub fn linear_cross_entropy(
         targets.into_dispatch(),
         into_maybe(options.factors),
         into_maybe(class_weights),
-        LinearCrossEntropy { smoothing: options.smoothing, chunk_bytes: options.chunk_bytes },
+        LinearCrossEntropy {
+            smoothing: options.smoothing,
+            softcap: options.softcap,
+            chunk_bytes: options.chunk_bytes,
+        },
     ))
 }
 
@@ -160,6 +167,15 @@ fn head_classes(function: &str, x: &Tensor<2>, weight: &Tensor<2>, bias: &Option
     classes
 }
 
+/// # Panics
+///
+/// Panics if these options do not fit, or if the softcap is not positive.
+pub(super) fn check_options(function: &str, options: &LinearCrossEntropyOptions, x: &Tensor<2>) {
+    check_factors(function, &options.factors, x);
+    let softcap = options.softcap;
+    assert!(softcap.is_none_or(|cap| cap > 0.0), "{function}: a softcap of {softcap:?}");
+}
+
 fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {
     if let Some(factors) = factors {
         assert_shape!(factors, [x.dims()[0]]);
@@ -168,7 +184,7 @@ fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {
 }
 
 /// The targets, with the first class where the factor is 0, since data sets may hold anything there.
-fn targets_that_count(targets: Tensor<1, Int>, factors: &Option<Tensor<1>>) -> Tensor<1, Int> {
+pub(super) fn targets_that_count(targets: Tensor<1, Int>, factors: &Option<Tensor<1>>) -> Tensor<1, Int> {
     match factors {
         Some(factors) => targets.mask_fill(factors.clone().equal_scalar(0), 0),
         None => targets,

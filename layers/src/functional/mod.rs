@@ -21,6 +21,7 @@ mod activation;
 mod attention;
 mod conv;
 pub(crate) mod guard;
+mod head_blocks;
 mod linear;
 mod lora;
 mod loss;
@@ -36,6 +37,7 @@ pub use conv::{
     conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv1d_norm_relu, conv2d, conv2d_norm_relu,
     conv3d, conv3d_norm_relu, deform_conv2d,
 };
+pub(crate) use head_blocks::{cross_entropy_by_blocks, fits_blocks};
 pub use linear::{embedding, linear};
 pub use lora::{
     conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,

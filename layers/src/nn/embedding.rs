@@ -1,12 +1,12 @@
 //! The embedding, a lookup table of vectors, and the logits of a head that is tied to it.
 use crate::frozen::{packed_logits, rows_and_adapter, transposed_blocks, weight_and_adapter};
-use crate::functional;
+use crate::functional::{self, LinearCrossEntropyOptions, cross_entropy_by_blocks, fits_blocks};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::linear::pays_by_blocks;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, assert_shape};
 
 config_twin! {
     #[derive(Config, Debug)]
@@ -102,7 +102,52 @@ impl Embedding {
             _ => product(self.weight.val().transpose()),
         }
     }
+
+    /// The [cross entropy](functional::linear_cross_entropy) of the [logits](Self::logits), computed in chunks.
+    ///
+    /// A [lazy](crate::frozen) table is read once, block by block, so that only 16 MiB of it are there at a time, unless it has an adapter, `x` is
+    /// in f16, or the options have smoothing or class weights. The gradient of `x` is computed with the loss, as from any frozen weight.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_memsave_layers::functional::LinearCrossEntropyOptions;
+    /// use burn_memsave_layers::nn::EmbeddingConfig;
+    ///
+    /// let device = Device::flex();
+    /// let embedding = EmbeddingConfig::new(10, 4).init(&device);
+    /// let options = LinearCrossEntropyOptions { softcap: Some(30.0), ..Default::default() };
+    /// let (x, targets) = (Tensor::<2>::ones([3, 4], &device), Tensor::<1, Int>::from_ints([1, 9, 0], &device));
+    /// assert_eq!(embedding.cross_entropy(x, targets, options).dims(), [1]);
+    /// ```
+    ///
+    /// # Shapes
+    ///
+    /// - x: `[rows, d_model]`
+    /// - targets: `[rows]`
+    /// - output: `[1]`
+    ///
+    /// # Panics
+    ///
+    /// As [`linear_cross_entropy`](functional::linear_cross_entropy).
+    pub fn cross_entropy(
+        &self,
+        x: Tensor<2>,
+        targets: Tensor<1, Int>,
+        options: LinearCrossEntropyOptions,
+    ) -> Tensor<1> {
+        match transposed_blocks(&self.weight, BLOCK_BYTES).filter(|_| fits_blocks(&x, &None, &options)) {
+            Some(blocks) => {
+                let [classes, d_model] = self.weight.lazy_shape().dims();
+                assert_shape!(x, [.., d_model]);
+                cross_entropy_by_blocks(x, blocks, classes, None, targets, options)
+            }
+            None => {
+                let weight = self.weight.val().transpose();
+                functional::linear_cross_entropy(x, weight, None, targets, options)
+            }
+        }
+    }
 }
 
-/// How many bytes of a lazy table are in memory at a time, for [`Embedding::logits`].
+/// How many bytes of a lazy table are in memory at a time, for its logits and their cross entropy.
 const BLOCK_BYTES: usize = 16 << 20;

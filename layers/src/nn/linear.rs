@@ -1,11 +1,11 @@
 //! The dense layer, which reads frozen, quantized, lazy and adapted weights.
 use crate::frozen::{Adapted, adapted, column_blocks, packed_product};
-use crate::functional;
+use crate::functional::{self, LinearCrossEntropyOptions, cross_entropy_by_blocks, fits_blocks};
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{LoraAdapter, Module, Param};
 use burn::nn::{Initializer, LinearLayout};
-use burn::tensor::{Device, Tensor, assert_shape};
+use burn::tensor::{Device, Int, Tensor, assert_shape};
 
 config_twin! {
     #[derive(Config, Debug)]
@@ -103,6 +103,55 @@ impl Linear {
             Adapted::Lora(weight, adapter) => functional::linear_lora(input, weight, adapter, bias),
             Adapted::Dora(weight, adapter) => functional::linear_dora(input, weight, adapter, bias),
         }
+    }
+
+    /// The [cross entropy](functional::linear_cross_entropy) of the outputs, as the head of a network, computed in chunks.
+    ///
+    /// A [lazy](crate::frozen) weight that is not to be read whole is read once, block by block, unless it has an adapter, `x` is in f16, or
+    /// the options have smoothing or class weights. The gradient of `x` is computed with the loss, as from any frozen weight.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::{LinearConfig, loss::CrossEntropyLossConfig};
+    ///
+    /// let device = Device::flex();
+    /// let head = LinearConfig::new(4, 10).init(&device);
+    /// let (x, targets) = (Tensor::<2>::ones([3, 4], &device), Tensor::<1, Int>::from_ints([1, 9, 0], &device));
+    /// let loss = head.cross_entropy(x.clone(), targets.clone(), Default::default());
+    /// let expected = CrossEntropyLossConfig::new().init(&device).forward(head.forward(x), targets);
+    /// loss.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
+    /// ```
+    ///
+    /// # Shapes
+    ///
+    /// - x: `[rows, d_input]`
+    /// - targets: `[rows]`
+    /// - output: `[1]`
+    ///
+    /// # Panics
+    ///
+    /// As [`linear_cross_entropy`](functional::linear_cross_entropy).
+    pub fn cross_entropy(
+        &self,
+        x: Tensor<2>,
+        targets: Tensor<1, Int>,
+        options: LinearCrossEntropyOptions,
+    ) -> Tensor<1> {
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match column_blocks(&self.weight).filter(|_| fits_blocks(&x, &bias, &options)) {
+            Some(blocks) => {
+                let [d_input, classes] = self.weight.lazy_shape().dims();
+                assert_shape!(x, [.., d_input]);
+                cross_entropy_by_blocks(x, blocks, classes, bias, targets, options)
+            }
+            None => functional::linear_cross_entropy(x, self.weight.val(), bias, targets, options),
+        }
+    }
+
+    /// Whether [`cross_entropy`](Self::cross_entropy) reads the weight block by block.
+    pub(crate) fn is_read_by_blocks(&self, x: &Tensor<2>, options: &LinearCrossEntropyOptions) -> bool {
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        column_blocks(&self.weight).is_some() && fits_blocks(x, &bias, options)
     }
 }
 

@@ -12,6 +12,7 @@ use super::gemm::{
     ranges, summands_at_once,
 };
 use super::parallel::{self, Job, vectorized};
+use super::sums::dot;
 use super::transpose::transpose;
 use super::{CpuElement, widen_into};
 use core::{mem::MaybeUninit, ops::Range, slice};
@@ -334,21 +335,6 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
                 .for_each(|(at, place)| _ = place.write(values[at * across].widen())),
         }
     }
-}
-
-/// The scalar product, in as many partial sums as fill vectors.
-#[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const SUMS: usize = 32;
-    let mut sums = [0.0; SUMS];
-    let ((a, rest_of_a), (b, rest_of_b)) = (a.as_chunks::<SUMS>(), b.as_chunks::<SUMS>());
-    for (a, b) in a.iter().zip(b) {
-        for at in 0..SUMS {
-            sums[at] += a[at] * b[at];
-        }
-    }
-    let rest: f32 = rest_of_a.iter().zip(rest_of_b).map(|(a, b)| a * b).sum();
-    sums.iter().sum::<f32>() + rest
 }
 
 #[cfg(test)]

@@ -15,6 +15,21 @@ pub(crate) fn total<A: CpuElement>(lanes: [A; LANES]) -> f64 {
     lanes.into_iter().map(CpuElement::into_f64).sum()
 }
 
+/// The scalar product, in as many partial sums as fill vectors.
+#[inline(always)]
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const SUMS: usize = 32;
+    let mut sums = [0.0; SUMS];
+    let ((a, rest_of_a), (b, rest_of_b)) = (a.as_chunks::<SUMS>(), b.as_chunks::<SUMS>());
+    for (a, b) in a.iter().zip(b) {
+        for at in 0..SUMS {
+            sums[at] += a[at] * b[at];
+        }
+    }
+    let rest: f32 = rest_of_a.iter().zip(rest_of_b).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}
+
 /// The sum of `f` over all values.
 #[inline(always)]
 pub(crate) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {

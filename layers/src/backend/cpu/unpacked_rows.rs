@@ -1,8 +1,8 @@
 //! Products of few rows with a matrix that is packed: every thread unpacks some outputs' rows of it at a time, so that the matrix is never there
 //! as a whole. As in generation, where every token would otherwise write all weights to memory and read them from there again.
 use super::gemm::{self, Matrix, ranges};
-use super::half_precision::dot;
 use super::parallel::{self, Job, vectorized};
+use super::sums::dot;
 
 /// For more rows than this, unpacking the matrix as a whole takes less than the product with it.
 pub(crate) const FEW_ROWS: usize = 32;

@@ -107,10 +107,20 @@ impl FusedLinearCrossEntropy {
             "The shape of the targets, {:?}, must be that of x, {dims:?}, but for its last axis",
             targets.dims(),
         );
-        let (weight, bias) = (head.weight.val(), head.bias.as_ref().map(|bias| bias.val()));
         let rows = dims[..D - 1].iter().product::<usize>();
         let x = x.reshape([rows, dims[D - 1]]);
         let targets = targets.reshape([rows]);
+        let options = LinearCrossEntropyOptions {
+            class_weights: self.weights.clone().map(|weights| weights.cast(x.dtype())),
+            smoothing: self.smoothing,
+            chunk_bytes: self.chunk_bytes,
+            ..Default::default()
+        };
+        if head.is_read_by_blocks(&x, &options) {
+            return self
+                .mean(x, targets, options, |x, targets, options| head.cross_entropy(x, targets, options));
+        }
+        let (weight, bias) = (head.weight.val(), head.bias.as_ref().map(|bias| bias.val()));
         if let Err(misfit) = self.fits(&x, &weight, &bias) {
             if x.is_tracked() || weight.is_tracked() || is_tracked(&bias) {
                 report_misfit("linear_cross_entropy", "linear and cross_entropy", misfit, Some(&weight));
@@ -123,27 +133,34 @@ impl FusedLinearCrossEntropy {
             };
             return loss.forward(linear(x, weight, bias), targets);
         }
+        self.mean(x, targets, options, |x, targets, options| {
+            linear_cross_entropy(x, weight, bias, targets, options)
+        })
+    }
+
+    /// The mean of a loss over the rows that count.
+    fn mean(
+        &self,
+        x: Tensor<2>,
+        targets: Tensor<1, Int>,
+        options: LinearCrossEntropyOptions,
+        loss: impl FnOnce(Tensor<2>, Tensor<1, Int>, LinearCrossEntropyOptions) -> Tensor<1>,
+    ) -> Tensor<1> {
         let mask = padding(&self.pad_tokens, &targets);
-        let class_weights = self.weights.clone().map(|weights| weights.cast(x.dtype()));
-        let options = LinearCrossEntropyOptions {
-            factors: None,
-            class_weights: class_weights.clone(),
-            smoothing: self.smoothing,
-            chunk_bytes: self.chunk_bytes,
-        };
-        if class_weights.is_none() && mask.is_none() {
-            return linear_cross_entropy(x, weight, bias, targets, options);
+        if options.class_weights.is_none() && mask.is_none() {
+            return loss(x, targets, options);
         }
-        let dtype = sum_type(x.dtype());
+        let (dtype, rows) = (sum_type(x.dtype()), x.dims()[0]);
         let ones = Tensor::ones([rows], (&x.device(), dtype));
-        let count = class_weights.map_or(ones.clone(), |weights| weights_of(weights.cast(dtype), &targets));
+        let weights = options.class_weights.clone();
+        let count = weights.map_or(ones.clone(), |weights| weights_of(weights.cast(dtype), &targets));
         let total = zero_where_padded(count, &mask).sum();
         // If all rows are padding, the loss is NaN, as in stock; the factors are 0, because stock's gradient is 0.
         let inverse = total.clone().recip().mask_fill(total.clone().equal_scalar(0), 0);
         let factors = zero_where_padded(ones * inverse, &mask);
         let options = LinearCrossEntropyOptions { factors: Some(factors), ..options };
         let nothing = (total.clone().mul_scalar(0.0) / total).cast(x.dtype());
-        linear_cross_entropy(x, weight, bias, targets, options) + nothing
+        loss(x, targets, options) + nothing
     }
 
     /// Whether head and loss can be fused. If not, they run one after the other, and the ledger says why.
