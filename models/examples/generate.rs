@@ -7,7 +7,7 @@
 //!
 //! The budget is that of weights and of keys and values together. What a layer computes in comes on top.
 #![recursion_limit = "256"]
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::peft::PeftError;
@@ -17,13 +17,14 @@ use burn_memsave_models::{
     ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, Sampling, generate,
 };
 use bytesize::ByteSize;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use text::{ChatTemplate, Message, ends, tokenizer};
+use text::{ChatTemplate, Message, device, ends, tokenizer};
 
 mod text;
 
@@ -36,7 +37,7 @@ struct Args {
     /// The directory of the model: config.json, tokenizer.json, and safetensors. Or a GGUF file.
     #[arg(long)]
     model: PathBuf,
-    /// The directory of the tokenizer, if it is not that of the model. A GGUF file needs it.
+    /// The directory of the tokenizer, if it is not that of the model or in the GGUF file.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
     /// The directory of an adapter that Python's `peft` or the example `finetune_model` wrote.
@@ -51,6 +52,10 @@ struct Args {
     /// The most bytes of weights, and of keys and values, that are in memory.
     #[arg(long, default_value = "2GiB")]
     budget: ByteSize,
+    /// The most bytes of weights that stay on a device, if it is not the CPU: build with `--features text,wgpu` or `text,cuda`. Keys and values
+    /// are there, too.
+    #[arg(long, default_value = "0B")]
+    device_budget: ByteSize,
     /// The most tokens to generate.
     #[arg(long, default_value_t = 100)]
     tokens: usize,
@@ -70,11 +75,11 @@ struct Args {
     #[arg(long)]
     mapped: bool,
     /// The numbers that the model computes with. Those of the file are fastest, and f32 for packed weights.
-    #[arg(long, value_enum, default_value_t = Numbers::F32)]
-    dtype: Numbers,
-    /// The numbers in which keys and values are stored, if not those that the model computes with.
-    #[arg(long, value_enum)]
-    cache: Option<Numbers>,
+    #[arg(long, default_value = "f32", value_parser = dtypes(["f32", "f16", "bf16"]))]
+    dtype: DType,
+    /// The numbers in which keys and values are stored, if not those that the model computes with. i8 has a scale for each token and head.
+    #[arg(long, value_parser = dtypes(["f32", "f16", "bf16", "i8"]))]
+    cache: Option<DType>,
     /// Tokens of a prompt that are computed at a time.
     #[arg(long, default_value_t = 512)]
     at_once: usize,
@@ -83,21 +88,14 @@ struct Args {
     plot: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Numbers {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Numbers {
-    fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
-        }
-    }
+/// Takes one of these names.
+fn dtypes<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(names).map(|name| match &name[..] {
+        "f16" => DType::F16,
+        "bf16" => DType::BF16,
+        "i8" => DType::I8,
+        _ => DType::F32,
+    })
 }
 
 /// The size of a model.
@@ -144,7 +142,7 @@ impl Size {
         options: &LazyOptions,
         adapter: Option<&Path>,
     ) -> Result<(Box<dyn Generate>, LazyReport), Box<dyn Error>> {
-        let device = Device::flex();
+        let device = device();
         Ok(match self {
             Self::Decoder(size) => {
                 let (model, report) = Llama::from_file(&size.with_length(length), file, options, &device)?;
@@ -183,7 +181,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompts: Vec<_> = prompts.collect::<Result<_, _>>()?;
 
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).saturating_add(args.tokens);
-    let (computed, stored) = (args.dtype.dtype(), args.cache.unwrap_or(args.dtype).dtype());
+    let (computed, stored) = (args.dtype, args.cache.unwrap_or(args.dtype));
     let size = Size::read(&args.model)?;
     if longest > size.length() {
         return Err(format!("{longest} tokens, and the longest text has {}", size.length()).into());
@@ -192,7 +190,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let of_weights = args.budget.as_u64().checked_sub(of_cache).ok_or_else(|| {
         format!("keys and values of {longest} tokens take {} MiB, more than the budget", mib(of_cache))
     })?;
-    let options = LazyOptions::new().with_budget(of_weights).with_dtype(computed);
+    let options = LazyOptions::new()
+        .with_budget(of_weights)
+        .with_device_budget(args.device_budget.as_u64())
+        .with_dtype(computed);
     let file = match args.mapped {
         // SAFETY: whoever gives `--mapped` promises that no process writes to the file.
         true => unsafe { WeightFile::open_mapped(&args.model)? },
@@ -209,7 +210,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let temperature = temperature.unwrap_or(1.0);
         generation = generation.with_sampling(Sampling { temperature, top_k, top_p, seed });
     }
-    let mut memory = args.plot.is_some().then(|| RunMemory::start(&Device::flex()));
+    let mut memory = args.plot.is_some().then(|| RunMemory::start(&device()));
     let mut words = tokenizer.decode_stream(true);
     let begin = Instant::now();
     let (mut first, mut undecoded) = (None, None);

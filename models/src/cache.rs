@@ -1,12 +1,13 @@
 //! [`KeyValueCache`]: what attention reads of the tokens so far, so that they are not computed again for the next one.
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
 
 /// Keys and values of all tokens so far, in every layer.
 ///
 /// Whole pages of 64 tokens are stored in one dtype, and up to 63 tokens more in the dtype of the model. While a layer runs, its keys and
 /// values are there once more, in the dtype of the model.
 ///
-/// The texts of a batch end together: shorter ones begin with padding, which no other token sees. Layers with a window keep all tokens, too.
+/// The texts of a batch end together: shorter ones begin with padding, which no other token sees. Layers with a window drop pages that no
+/// later token sees.
 #[derive(Debug)]
 pub struct KeyValueCache {
     layers: Vec<LayerCache>,
@@ -20,14 +21,65 @@ pub struct KeyValueCache {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LayerCache {
     stored: Option<DType>,
+    /// Tokens that were dropped, since none of the next ones sees them.
+    dropped: usize,
     /// In order, each of one or more whole pages.
-    pages: Vec<[Tensor<4>; 2]>,
+    pages: Vec<[Page; 2]>,
     /// What does not fill a page.
     tail: Option<[Tensor<4>; 2]>,
 }
 
 /// Tokens of a page.
 pub(crate) const PAGE: usize = 64;
+
+/// Keys or values of whole pages.
+#[derive(Clone, Debug)]
+enum Page {
+    Float(Tensor<4>),
+    /// Integers of eight bits from -127 to 127, and what they are multiplied with, in f32: `[batch, heads, tokens, 1]`.
+    Integers(Tensor<4, Int>, Tensor<4>),
+}
+
+impl Page {
+    /// In a dtype of floats, or in `I8`. It has memory of its own.
+    fn new(x: Tensor<4>, stored: DType) -> Self {
+        if stored != DType::I8 {
+            return Self::Float(if x.dtype() == stored { copied(x) } else { x.cast(stored) });
+        }
+        let x = x.cast(FloatDType::F32);
+        // Features that are all 0 stay so.
+        let scales = (x.clone().abs().max_dim(3) / 127.0).clamp_min(f32::MIN_POSITIVE);
+        let integers = (x / scales.clone()).round().int().cast(IntDType::I8);
+        Self::Integers(integers, scales)
+    }
+
+    fn tokens(&self) -> usize {
+        match self {
+            Self::Float(x) => x.dims()[2],
+            Self::Integers(x, _) => x.dims()[2],
+        }
+    }
+
+    fn to_float(&self, dtype: DType) -> Tensor<4> {
+        match self {
+            Self::Float(x) => x.clone().cast(dtype),
+            Self::Integers(x, scales) => {
+                (x.clone().float().cast(FloatDType::F32) * scales.clone()).cast(dtype)
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Float(x) => bytes(x),
+            Self::Integers(x, scales) => x.shape().num_elements() as u64 + bytes(scales),
+        }
+    }
+}
+
+fn bytes(x: &Tensor<4>) -> u64 {
+    (x.shape().num_elements() * x.dtype().size()) as u64
+}
 
 impl KeyValueCache {
     /// An empty cache, for a model of so many layers. Pages are stored in this dtype, or in that of the model.
@@ -54,8 +106,7 @@ impl KeyValueCache {
 
     /// The bytes of keys and values so far.
     pub fn bytes(&self) -> u64 {
-        let tensors = self.layers.iter().flat_map(|layer| layer.pages.iter().chain(&layer.tail).flatten());
-        tensors.map(|x| (x.shape().num_elements() * x.dtype().size()) as u64).sum()
+        self.layers.iter().map(LayerCache::bytes).sum()
     }
 
     /// What all layers of a model make of the next tokens, `[batch, length, width]`, `at_once` of each text at a time. One layer after the
@@ -75,8 +126,10 @@ impl KeyValueCache {
         for (layer, before) in layers.iter().zip(&mut self.layers) {
             let parts = (0..length).step_by(at_once).map(|first| {
                 let count = at_once.min(length - first);
-                let start = self.tokens + first;
-                let unseen = unseen([start, start + count], window(layer), &self.padding, &device);
+                let (start, window) = (self.tokens + first, window(layer));
+                before.drop_before((start + 1).saturating_sub(window.unwrap_or(usize::MAX)));
+                let tokens = [before.dropped, start, start + count];
+                let unseen = unseen(tokens, window, &self.padding, &device);
                 let part = Part { start, unseen, before: Some(&mut *before) };
                 forward(layer, x.clone().narrow(1, first, count), part)
             });
@@ -98,7 +151,23 @@ impl KeyValueCache {
 }
 
 impl LayerCache {
-    /// Adds keys and values, and returns all of them.
+    fn bytes(&self) -> u64 {
+        let pages = self.pages.iter().flatten().map(Page::bytes);
+        pages.chain(self.tail.iter().flatten().map(bytes)).sum()
+    }
+
+    /// Drops whole pages of tokens before this one.
+    fn drop_before(&mut self, token: usize) {
+        let mut first = self.dropped;
+        let count = self.pages.iter().take_while(|[keys, _]| {
+            first += keys.tokens();
+            first <= token
+        });
+        let count = count.count();
+        self.dropped += self.pages.drain(..count).map(|[keys, _]| keys.tokens()).sum::<usize>();
+    }
+
+    /// Adds keys and values, and returns all that were not dropped.
     pub(crate) fn extend(&mut self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let dtype = new[0].dtype();
         // What is joined has memory of its own.
@@ -107,7 +176,7 @@ impl LayerCache {
             None => (new, false),
         };
         let all = [0, 1].map(|at| {
-            let pages = self.pages.iter().map(|page| page[at].clone().cast(dtype));
+            let pages = self.pages.iter().map(|page| page[at].to_float(dtype));
             joined(pages.chain([tail[at].clone()]).collect())
         });
         self.keep(tail, is_own);
@@ -123,12 +192,8 @@ impl LayerCache {
             return;
         }
         let stored = self.stored.unwrap_or(dtype);
-        let page = |x: Tensor<4>| match x.narrow(2, 0, whole) {
-            page if stored == dtype => copied(page),
-            page => page.cast(stored),
-        };
         if whole > 0 {
-            self.pages.push(tail.clone().map(page));
+            self.pages.push(tail.clone().map(|x| Page::new(x.narrow(2, 0, whole), stored)));
         }
         self.tail = (rest > 0).then(|| tail.map(|x| copied(x.narrow(2, whole, rest))));
     }
@@ -153,15 +218,15 @@ fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
 pub(crate) struct Part<'a> {
     /// The position of the first of them.
     pub(crate) start: usize,
-    /// The tokens that each of them does not see, `[batch or 1, 1, tokens, all tokens so far]`; if `None`, those after it.
+    /// The tokens that each of them does not see, `[batch or 1, 1, tokens, all tokens in the cache]`; if `None`, those after it.
     pub(crate) unseen: Option<Tensor<4, Bool>>,
     /// The tokens before them, if there may be any.
     pub(crate) before: Option<&'a mut LayerCache>,
 }
 
-/// [`Part::unseen`] of the tokens `start..end`.
+/// [`Part::unseen`] of the tokens `start..end`, where tokens before `kept` are not there any more.
 pub(crate) fn unseen(
-    [start, end]: [usize; 2],
+    [kept, start, end]: [usize; 3],
     window: Option<usize>,
     padding: &[usize],
     device: &Device,
@@ -172,17 +237,18 @@ pub(crate) fn unseen(
     }
     let first = |token: usize| window.map_or(0, |window| (token + 1).saturating_sub(window));
     let texts = if padding.is_empty() { &[0] } else { padding };
-    let mut values = Vec::with_capacity(texts.len() * (end - start) * end);
+    let mut values = Vec::with_capacity(texts.len() * (end - start) * (end - kept));
     for &padding in texts {
         for token in start..end {
             // Padding sees itself, so that its numbers are finite on every backend.
-            let seen = first(token).max(padding.min(token));
-            for (is_unseen, keys) in [(true, seen), (false, token + 1 - seen), (true, end - token - 1)] {
+            let seen = first(token).max(padding.min(token)).max(kept);
+            for (is_unseen, keys) in [(true, seen - kept), (false, token + 1 - seen), (true, end - token - 1)]
+            {
                 values.resize(values.len() + keys, is_unseen);
             }
         }
     }
-    let data = TensorData::new(values, [texts.len(), 1, end - start, end]);
+    let data = TensorData::new(values, [texts.len(), 1, end - start, end - kept]);
     Some(Tensor::from_data(data, device))
 }
 
@@ -193,8 +259,8 @@ mod tests {
     #[test]
     fn tokens_see_their_window_of_their_text() {
         let device = Device::flex();
-        assert!(unseen([0, 5], None, &[], &device).is_none());
-        assert!(unseen([3, 5], Some(5), &[], &device).is_none());
+        assert!(unseen([0, 0, 5], None, &[], &device).is_none());
+        assert!(unseen([0, 3, 5], Some(5), &[], &device).is_none());
         let rows = |mask: Option<Tensor<4, Bool>>| -> Vec<String> {
             let mask = mask.expect("some tokens are not seen");
             let width = mask.dims()[3];
@@ -202,10 +268,11 @@ mod tests {
             let row = |row: &[bool]| row.iter().map(|&unseen| if unseen { '.' } else { 'x' }).collect();
             values.chunks(width).map(row).collect()
         };
-        assert_eq!(rows(unseen([0, 4], Some(2), &[], &device)), ["x...", "xx..", ".xx.", "..xx"]);
-        assert_eq!(rows(unseen([2, 4], None, &[1, 0], &device)), [".xx.", ".xxx", "xxx.", "xxxx"]);
-        assert_eq!(rows(unseen([0, 3], None, &[2], &device)), ["x..", ".x.", "..x"]);
-        assert_eq!(rows(unseen([3, 4], Some(2), &[3], &device)), ["...x"]);
+        assert_eq!(rows(unseen([0, 0, 4], Some(2), &[], &device)), ["x...", "xx..", ".xx.", "..xx"]);
+        assert_eq!(rows(unseen([0, 2, 4], None, &[1, 0], &device)), [".xx.", ".xxx", "xxx.", "xxxx"]);
+        assert_eq!(rows(unseen([0, 0, 3], None, &[2], &device)), ["x..", ".x.", "..x"]);
+        assert_eq!(rows(unseen([0, 3, 4], Some(2), &[3], &device)), ["...x"]);
+        assert_eq!(rows(unseen([2, 3, 5], Some(2), &[], &device)), ["xx.", ".xx"]);
     }
 
     /// What is added comes back in order, and is stored once.
@@ -217,7 +284,10 @@ mod tests {
                 tokens.clone().flat_map(|token| [token as f32, token as f32 + 0.5]).collect();
             Tensor::<4>::from_data(TensorData::new(values, [1, 1, tokens.len(), 2]), &device)
         };
-        for stored in [None, Some(DType::BF16)] {
+        // Whole numbers up to 256, and halves up to 128, are exact in bf16. Integers are off by at most a 254th of the largest.
+        for (stored, rounding) in
+            [(None, 0.0), (Some(DType::BF16), 1.0), (Some(DType::I8), 322.5 / 254.0 + 1e-4)]
+        {
             let mut cache = KeyValueCache::new(1, stored);
             let mut end = 0;
             for tokens in [1, 2, 61, 1, 200, 56, 1] {
@@ -225,14 +295,43 @@ mod tests {
                 let new = numbers(end..end + tokens);
                 end += tokens;
                 let [keys, values] = layer.extend([new.clone(), -new]);
-                // Whole numbers up to 256, and halves up to 128, are exact in bf16.
                 let off = (keys.clone() - numbers(0..end)).abs().max().into_scalar::<f32>();
-                assert!(off <= if stored.is_none() { 0.0 } else { 1.0 }, "{off}");
-                assert_eq!((-values).into_data(), keys.into_data());
+                assert!(off <= rounding, "{stored:?}: {off}");
+                assert_eq!((keys + values).abs().max().into_scalar::<f32>(), 0.0);
             }
             let (pages, tail) = (end / PAGE * PAGE, end % PAGE);
-            let bytes = if stored.is_none() { 4 } else { 2 };
-            assert_eq!(cache.bytes(), 2 * 2 * (pages * bytes + tail * 4) as u64);
+            let (bytes, scale) = match stored {
+                None => (4, 0),
+                Some(DType::I8) => (1, 4),
+                Some(_) => (2, 0),
+            };
+            assert_eq!(cache.bytes(), 2 * (pages * (2 * bytes + scale) + tail * 2 * 4) as u64);
         }
+    }
+
+    /// Tokens with features of 0 are exact, and so are those that integers have.
+    #[test]
+    fn integers_keep_zeros_and_the_largest() {
+        let rows = [[0.0f32, 0.0, 0.0], [127.0, -127.0, 3.0], [1e-30, 0.0, -1e-30], [1e30, 0.0, -1e30]];
+        let x = Tensor::<2>::from_floats(rows, &Device::flex()).reshape([1, 1, 4, 3]);
+        let off = Page::new(x.clone(), DType::I8).to_float(DType::F32) - x.clone();
+        let largest = x.abs().max_dim(3).clamp_min(f32::MIN_POSITIVE);
+        assert!((off / largest).abs().max().into_scalar::<f32>() <= 1e-6);
+    }
+
+    #[test]
+    fn pages_are_dropped_when_no_token_sees_them() {
+        let x = |tokens| Tensor::<4>::zeros([1, 2, tokens, 3], &Device::flex());
+        let mut layer = LayerCache::default();
+        for tokens in [70, 60, 128, 5] {
+            layer.extend([x(tokens), x(tokens)]);
+        }
+        // Pages end at 64, 128 and 256 tokens.
+        for (token, dropped) in [(63, 0), (64, 64), (100, 64), (255, 128), (256, 256), (1000, 256)] {
+            layer.drop_before(token);
+            assert_eq!(layer.dropped, dropped, "before {token}");
+            assert_eq!(layer.bytes(), 2 * 4 * 2 * 3 * (263 - dropped as u64));
+        }
+        assert_eq!(layer.extend([x(1), x(1)])[0].dims(), [1, 2, 8, 3]);
     }
 }

@@ -10,7 +10,6 @@ use burn_memsave::lazy::{RowOrder, RowOrders};
 use burn_memsave::plan;
 use core::f64::consts::PI;
 use nn::activation::{Gelu, SwiGlu, SwiGluConfig};
-use nn::loss::CrossEntropyLossConfig;
 use nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding,
     RotaryEncodingConfig,
@@ -186,7 +185,7 @@ impl Llama {
         let x = self.blocks.iter().fold(self.embedded(tokens), |x, block| {
             let block = (block.clone(), self.rotary(block).clone());
             plan::block(&block, x, |(block, rotary), x| {
-                let unseen = unseen([0, x.dims()[1]], block.attention.window, &[], &x.device());
+                let unseen = unseen([0, 0, x.dims()[1]], block.attention.window, &[], &x.device());
                 block.forward(x, rotary, Part { unseen, ..Part::default() })
             })
         });
@@ -271,11 +270,7 @@ impl Decoder for Llama {
     }
 
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        if self.logit_softcap.is_none() {
-            return next_token_loss(self.hidden(tokens), self.head(), next);
-        }
-        let logits = self.logits(tokens).flatten(0, 1);
-        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
+        next_token_loss(self.hidden(tokens), &self.words, self.head.as_ref(), self.logit_softcap, next)
     }
 }
 

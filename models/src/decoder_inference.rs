@@ -94,18 +94,35 @@ impl Llama {
             model.blocks.iter_mut().for_each(|block| block.attention.halves = halves);
             model
         };
-        let model = new(size);
-        let file = match is_gguf {
-            true => with_names_of(&model, gguf::with_usual_names(file)?)?.with_pytorch_adapter(),
-            false => named(&model, file)?,
+        let (model, has_one_added) = (new(size), architecture.is_some_and(gguf::is_gemma));
+        let file = match architecture.map(str::to_owned) {
+            Some(name) => with_names_of(&model, gguf::with_usual_names(file, &name)?)?.with_pytorch_adapter(),
+            None => named(&model, file)?,
         };
-        if !size.tied {
-            return load_from(model, &file, options, &[]);
+        let (model, report) = match size.tied {
+            false => load_from(model, &file, options, &[]),
+            true => match has_another_head(&file, [size.vocabulary, size.width], device)? {
+                true => load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[]),
+                false => load_from(model, &file, options, &[HEAD]),
+            },
+        }?;
+        Ok((if has_one_added { model.with_norms_less_one() } else { model }, report))
+    }
+
+    /// With norms from a file in which 1 is added to them.
+    fn with_norms_less_one(mut self) -> Self {
+        let less_one = |norm: &mut RmsNorm| {
+            norm.gamma = norm.gamma.clone().map(|gamma| gamma - 1.0);
+        };
+        less_one(&mut self.norm);
+        for block in &mut self.blocks {
+            let Block { attention_norm, feed_forward_norm, attention, .. } = block;
+            [attention_norm, feed_forward_norm].into_iter().for_each(less_one);
+            let others = [&mut block.attention_output_norm, &mut block.feed_forward_output_norm];
+            others.into_iter().flatten().for_each(less_one);
+            [&mut attention.query_norm, &mut attention.key_norm].into_iter().flatten().for_each(less_one);
         }
-        match has_another_head(&file, [size.vocabulary, size.width], device)? {
-            true => load_from(new(&DecoderSize { tied: false, ..*size }), &file, options, &[]),
-            false => load_from(model, &file, options, &[HEAD]),
-        }
+        self
     }
 }
 

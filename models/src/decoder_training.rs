@@ -4,7 +4,7 @@ impl Llama {
     /// The mean cross entropy of the tokens in `next [batch, length]` for which `counts [batch, length]` is 1. Tokens for which it is 0 are not
     /// learned: questions, or padding, which belongs after a text, where no other token sees it. If it is 0 everywhere, the result is NaN.
     ///
-    /// Logits are computed in chunks, except where they have a softcap.
+    /// Logits are computed in chunks, and a lazy head that is not in memory is read once, block by block.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -21,11 +21,14 @@ impl Llama {
     pub fn loss_of_some(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>, counts: Tensor<2>) -> Tensor<1> {
         let factors = (counts.clone() / counts.sum().unsqueeze()).flatten::<1>(0, 1);
         let (x, next) = (self.hidden(tokens), next.flatten::<1>(0, 1));
-        if self.logit_softcap.is_none() {
-            let options = functional::LinearCrossEntropyOptions { factors: Some(factors), ..Default::default() };
-            return functional::linear_cross_entropy(x.flatten(0, 1), self.head(), None, next, options);
+        let options = functional::LinearCrossEntropyOptions {
+            factors: Some(factors),
+            softcap: self.logit_softcap,
+            ..Default::default()
+        };
+        match &self.head {
+            Some(head) => head.cross_entropy(x.flatten(0, 1), next, options),
+            None => self.words.cross_entropy(x.flatten(0, 1), next, options),
         }
-        let logits = self.capped(linear(x, self.head(), None)).flatten(0, 1);
-        (functional::cross_entropy(logits, next, None, None) * factors).sum()
     }
 }

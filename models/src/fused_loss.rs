@@ -1,8 +1,20 @@
-// The loss of `loss.rs`, with logits that are computed in chunks. The module that includes this file chooses `functional`.
+// The loss of `loss.rs`, with logits that are computed in chunks. The module that includes this file chooses `nn` and `functional`.
 use burn::tensor::{Int, Tensor};
-use functional::linear_cross_entropy;
+use functional::LinearCrossEntropyOptions;
+use nn::{Embedding, Linear};
 
-/// The mean cross entropy of the outputs of a head.
-pub fn next_token_loss(x: Tensor<3>, head: Tensor<2>, next: Tensor<2, Int>) -> Tensor<1> {
-    linear_cross_entropy(x.flatten(0, 1), head, None, next.flatten(0, 1), Default::default())
+/// The mean cross entropy of the outputs of a head, or of a table that is the head; with a softcap of the logits.
+pub fn next_token_loss(
+    x: Tensor<3>,
+    words: &Embedding,
+    head: Option<&Linear>,
+    softcap: Option<f64>,
+    next: Tensor<2, Int>,
+) -> Tensor<1> {
+    let options = LinearCrossEntropyOptions { softcap, ..Default::default() };
+    let (x, next) = (x.flatten(0, 1), next.flatten(0, 1));
+    match head {
+        Some(head) => head.cross_entropy(x, next, options),
+        None => words.cross_entropy(x, next, options),
+    }
 }

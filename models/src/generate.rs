@@ -71,7 +71,8 @@ impl GenerateOptions {
         Self { at_once: tokens.max(1), ..self }
     }
 
-    /// The cache stores keys and values in this dtype, rounded.
+    /// The cache stores keys and values in this dtype, rounded: a dtype of floats, or `I8`. Integers of eight bits are multiplied with a scale for
+    /// each token and head, the largest magnitude of its features by 127, so that they are off by at most a 254th of that.
     pub fn with_cache_dtype(self, dtype: DType) -> Self {
         Self { stored: Some(dtype), ..self }
     }
@@ -125,7 +126,7 @@ pub enum GenerateError {
         /// The model's number of tokens.
         vocabulary: usize,
     },
-    /// A cache in a dtype that has no fractions.
+    /// A cache in a dtype that is neither one of floats nor `I8`, or that the device does not have.
     #[error("keys and values cannot be stored in {0:?}")]
     CacheDtype(DType),
     /// Texts would be longer than the model's longest.
@@ -240,7 +241,9 @@ fn check(
             return Err(GenerateError::UnknownToken { prompt, token, vocabulary });
         }
     }
-    if let Some(dtype) = options.stored.filter(|dtype| !dtype.is_float()) {
+    let is_stored =
+        |dtype: DType| (dtype.is_float() || dtype == DType::I8) && model.device().supports_dtype(dtype);
+    if let Some(dtype) = options.stored.filter(|&dtype| !is_stored(dtype)) {
         return Err(GenerateError::CacheDtype(dtype));
     }
     if model.device().is_autodiff() {

@@ -20,11 +20,27 @@ const NAMES: &[(&str, &str)] = &[
     (r"^rope_freqs\.", "unused.rope_freqs."),
     (r"^blk\.", "model.layers."),
     (r"\.attn_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
     (r"\.attn_([qkv])\.", ".self_attn.${1}_proj."),
     (r"\.attn_([qk])_norm\.", ".self_attn.${1}_norm."),
     (r"\.attn_output\.", ".self_attn.o_proj."),
     (r"\.ffn_(gate|up|down)\.", ".mlp.${1}_proj."),
+];
+
+/// The norms before feed-forward layers of all but Gemmas, which have others, too.
+const NORMS: &[(&str, &str)] = &[(r"\.ffn_norm\.", ".post_attention_layernorm.")];
+const NORMS_OF_GEMMAS: &[(&str, &str)] = &[
+    (r"\.post_attention_norm\.", ".post_attention_layernorm."),
+    (r"\.ffn_norm\.", ".pre_feedforward_layernorm."),
+    (r"\.post_ffw_norm\.", ".post_feedforward_layernorm."),
+];
+
+/// The architectures that are read, and what `config.json` calls them.
+const ARCHITECTURES: &[(&str, &str)] = &[
+    ("llama", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("gemma2", "gemma2"),
+    ("gemma3", "gemma3_text"),
 ];
 
 /// The keys of sizes, behind the name of the architecture, and what they are called in `config.json`.
@@ -33,16 +49,27 @@ const SIZES: &[(&str, &str)] = &[
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.key_length", "head_dim"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.sliding_window", "sliding_window"),
+    ("attention.sliding_window_pattern", "sliding_window_pattern"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
     ("block_count", "num_hidden_layers"),
     ("context_length", "max_position_embeddings"),
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
     ("rope.freq_base", "rope_theta"),
+    ("rope.freq_base_swa", "rope_local_base_freq"),
 ];
 
 /// The same tensors under the names that they have in Hugging Face.
-pub(crate) fn with_usual_names(file: WeightFile) -> Result<WeightFile, LazyError> {
-    file.with_key_remappings(NAMES)
+pub(crate) fn with_usual_names(file: WeightFile, architecture: &str) -> Result<WeightFile, LazyError> {
+    let norms = if is_gemma(architecture) { NORMS_OF_GEMMAS } else { NORMS };
+    file.with_key_remappings(NAMES)?.with_key_remappings(norms)
+}
+
+/// Whether norms have 1 added, which they have not in Hugging Face.
+pub(crate) fn is_gemma(architecture: &str) -> bool {
+    architecture.starts_with("gemma")
 }
 
 /// The kind of model that a GGUF file says it has; `None` for other files.
@@ -51,14 +78,14 @@ pub(crate) fn architecture(file: &WeightFile) -> Result<Option<&str>, ConfigErro
     let Some(metadata) = file.metadata() else { return Ok(None) };
     let (path, field) = (file.path().to_path_buf(), FIELD.to_owned());
     match metadata.get(FIELD) {
-        Some(Value::String(name)) if ["llama", "qwen2", "qwen3"].contains(&name.as_str()) => Ok(Some(name)),
+        Some(Value::String(name)) if ARCHITECTURES.iter().any(|(known, _)| known == name) => Ok(Some(name)),
         Some(value) => Err(ConfigError::Unsupported { file: path, field, value: value.clone() }),
         None => Err(ConfigError::Missing { file: path, field }),
     }
 }
 
 impl DecoderSize {
-    /// The size of the model in a GGUF file: a Llama (or Mistral), Qwen2 or Qwen3.
+    /// The size of the model in a GGUF file: a Llama (or Mistral), Qwen2, Qwen3, Gemma 2 or the text model of Gemma 3.
     ///
     /// # Errors
     ///
@@ -101,7 +128,8 @@ fn configuration(
         None => file.read(EMBEDDING)?.shape().num_elements(), // an error that says why
     };
     config.insert("vocab_size".into(), vocabulary.into());
-    config.insert("model_type".into(), architecture.into());
+    let kind = ARCHITECTURES.iter().find(|(known, _)| *known == architecture).map(|(_, kind)| *kind);
+    config.insert("model_type".into(), kind.into());
     config.insert("tie_word_embeddings".into(), (!file.has("output.weight")).into());
     if architecture == "llama" {
         config.insert("attention_bias".into(), file.has("blk.0.attn_q.bias").into());
@@ -112,8 +140,16 @@ fn configuration(
     let [width, heads] =
         ["hidden_size", "num_attention_heads"].map(|field| config.get(field).and_then(number));
     let head = config.get("head_dim").and_then(number);
-    let head = head.or_else(|| width?.checked_div(heads?));
+    let of_heads = width.zip(heads).and_then(|(width, heads)| width.checked_div(heads));
+    let head = head.or(of_heads);
     config.extend(head.map(|head| ("head_dim".to_owned(), head.into())));
+    if is_gemma(architecture) {
+        // Files do not have what products of queries and keys are divided by; `llama.cpp` knows it of the largest by their layers.
+        let layers = config.get("num_hidden_layers").and_then(number);
+        let is_largest = layers == Some(if architecture == "gemma2" { 46 } else { 62 });
+        let scalar = if is_largest { of_heads } else { head };
+        config.extend(scalar.map(|scalar| ("query_pre_attn_scalar".to_owned(), scalar.into())));
+    }
     // All features of a head are rotated, and values have as many as keys.
     for key in ["rope.dimension_count", "attention.value_length"] {
         if let Some(value) = metadata.remove(key).filter(|value| head.is_some() && number(value) != head) {

@@ -13,6 +13,8 @@ mod cache;
 mod config;
 mod generate;
 mod gguf;
+#[cfg(feature = "text")]
+mod gguf_tokenizer;
 pub mod hugging_face;
 pub mod repeated;
 mod rotate;
@@ -22,6 +24,8 @@ mod tables;
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
+#[cfg(feature = "text")]
+pub use gguf_tokenizer::tokenizer_of_gguf;
 pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch, T5Size, Window};
 
 macro_rules! models {
@@ -100,7 +104,7 @@ models!(
     ["gpt2_inference.rs"]
 );
 models!(
-    /// The same with fused heads and losses, except where logits have a softcap.
+    /// The same with fused heads and losses.
     fused,
     burn_memsave::nn,
     burn_memsave::functional,

@@ -87,19 +87,24 @@ impl Gpt2Size {
 
     /// The most bytes of keys and values, as [`DecoderSize::cache_bytes`].
     pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
-        cache_bytes([self.layers, self.width, texts, 1], length, stored, computed)
+        let head = self.width / self.heads.max(1);
+        cache_bytes([self.layers, self.heads, texts], head, length, [stored, computed])
     }
 }
 
-/// The most bytes of so many keys, and as many values, for each token of up to this length.
-fn cache_bytes(features: [usize; 4], length: usize, stored: DType, computed: DType) -> u64 {
+/// The most bytes of so many keys of a head, and as many values, for each token of up to this length.
+fn cache_bytes(heads: [usize; 3], head: usize, length: usize, [stored, computed]: [DType; 2]) -> u64 {
+    // Integers have a scale for each token and head.
+    let of_scale = if stored == DType::I8 { DType::F32.size() } else { 0 };
+    let token = |dtype: DType| (head as u64).saturating_mul(dtype.size() as u64);
     let bytes = |length: usize| {
-        let tail = length % PAGE;
-        ((length - tail) as u64).saturating_mul(stored.size() as u64) + (tail * computed.size()) as u64
+        let (pages, tail) = ((length / PAGE * PAGE) as u64, (length % PAGE) as u64);
+        let stored = pages.saturating_mul(token(stored).saturating_add(of_scale as u64));
+        stored.saturating_add(tail.saturating_mul(token(computed)))
     };
     // Those of a page that is not complete may be more than those of one that is.
     let most = bytes(length).max(bytes((length / PAGE * PAGE).saturating_sub(1)));
-    features.iter().fold(most.saturating_mul(2), |bytes, &count| bytes.saturating_mul(count as u64))
+    heads.iter().fold(most.saturating_mul(2), |bytes, &count| bytes.saturating_mul(count as u64))
 }
 
 /// The size of a T5.
@@ -280,9 +285,9 @@ impl DecoderSize {
     }
 
     /// The most bytes of keys and values of so many texts of up to this length, where whole [pages](crate::KeyValueCache) are stored in one
-    /// dtype, and the model computes in another.
+    /// dtype, and the model computes in another. Layers with a [window](Window) have fewer in the end.
     pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
-        cache_bytes([self.layers, self.key_heads, self.head_width(), texts], length, stored, computed)
+        cache_bytes([self.layers, self.key_heads, texts], self.head_width(), length, [stored, computed])
     }
 
     /// With sequences of at most this length, for which rotations are tabulated: 8 bytes for each token and each feature of a head,

@@ -47,7 +47,7 @@ fn of_a_llama() {
     };
     // Weights are made when they are used.
     fill(&mut model.cache(None), 300);
-    for stored in [None, Some(DType::BF16)] {
+    for stored in [None, Some(DType::BF16), Some(DType::I8)] {
         for at_once in [300, 100, 64, 1] {
             let mut memory = RunMemory::start(&device);
             memory.step();

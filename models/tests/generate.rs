@@ -59,7 +59,9 @@ fn texts_of_packed_weights_are_those_of_transformers() {
     let Some(python) = python::with(&packages) else { return };
     let directory = tempfile::tempdir().unwrap();
     python::run(&python, "packed.py", &[], directory.path());
-    for name in ["llama_gguf", "llama3_gguf", "qwen2_gguf", "qwen3_gguf", "nf4", "nf4_twice", "float8"] {
+    let families =
+        ["llama", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"].map(|name| format!("{name}_gguf"));
+    for name in families.iter().map(String::as_str).chain(["nf4", "nf4_twice", "float8"]) {
         println!("{name}");
         let (path, device) = (directory.path().join(name), Device::flex());
         let (model, report) = match name.ends_with("gguf") {
@@ -184,27 +186,51 @@ fn cache_changes_nothing(model: &(impl Generate + Decoder)) {
     }
 }
 
-/// In half precision the cache is half as large, and its logits are off by its rounding.
+/// In half precision the cache is half as large, and its logits are off by its rounding. Integers are still smaller.
 #[test]
 fn caches_may_be_rounded() {
     let model = &decoders()[0];
     let prompt: Vec<i64> = (0..100).map(|token| token % 50).collect();
     let tokens = Tensor::<1, Int>::from_ints(&prompt[..], &Device::flex()).unsqueeze::<2>();
-    let [(exact, bytes), (rounded, fewer)] = [None, Some(DType::BF16)].map(|dtype| {
+    let stored = [None, Some(DType::BF16), Some(DType::I8)];
+    let [(exact, bytes), bf16, integers] = stored.map(|dtype| {
         let mut cache = model.cache(dtype);
         model.next_logits(tokens.clone(), 7, &mut cache);
         let last = Tensor::<2, Int>::from_ints([[3]], &Device::flex());
         (model.next_logits(last, 1, &mut cache), cache.bytes())
     });
-    let off = (exact.clone() - rounded).abs().max().into_scalar::<f32>();
-    let largest = exact.abs().max().into_scalar::<f32>();
-    assert!(off > 0.0 && off < 0.02 * largest, "{off} of {largest}");
-    // 64 of the 101 tokens are in whole pages; two layers, two heads of keys and values, of four features.
-    let token = 2 * 2 * 2 * 4;
-    assert_eq!((bytes, fewer), (4 * 101 * token, (2 * 64 + 4 * 37) * token));
+    // 64 of the 101 tokens are in whole pages; two layers, two heads of keys and values, of four features, and a scale.
+    let (token, tail) = (2 * 2 * 2 * 4, 4 * 37);
+    assert_eq!(bytes, 4 * 101 * token);
     let size = DecoderSize::LLAMA_3_2_1B.tiny();
+    let largest = exact.clone().abs().max().into_scalar::<f32>();
+    for ((logits, bytes), dtype, of_feature) in [(bf16, DType::BF16, 2), (integers, DType::I8, 1 + 1)] {
+        let off = (exact.clone() - logits).abs().max().into_scalar::<f32>();
+        assert!(off > 0.0 && off < 0.02 * largest, "{dtype:?}: {off} of {largest}");
+        assert_eq!(bytes, (of_feature * 64 + tail) * token);
+        assert_eq!(size.cache_bytes(1, 101, dtype, DType::F32), bytes);
+    }
     assert_eq!(size.cache_bytes(1, 101, DType::F32, DType::F32), bytes);
-    assert_eq!(size.cache_bytes(1, 101, DType::BF16, DType::F32), fewer);
+}
+
+/// A cache with a window drops what no token sees, and nothing changes by that.
+#[test]
+fn windows_let_go_of_tokens() {
+    let model = &decoders()[1];
+    let text: Vec<i64> = (0..120).map(|token| (token * token + 3) % 50).collect();
+    let tokens = |text: &[i64]| Tensor::<1, Int>::from_ints(text, &Device::flex()).unsqueeze::<2>();
+    let whole = model.logits(tokens(&text)).squeeze_dim::<2>(0);
+    let largest = whole.clone().abs().max().into_scalar::<f32>();
+    for at_once in [1, 50] {
+        let mut cache = model.cache(None);
+        for end in [70, 71, 110, 120] {
+            let logits = model.next_logits(tokens(&text[cache.tokens()..end]), at_once, &mut cache);
+            let off = (logits - whole.clone().narrow(0, end - 1, 1)).abs().max().into_scalar::<f32>();
+            assert!(off <= 1e-5 * largest, "token {end}: {off} of {largest}");
+        }
+        // A page of 64 tokens is gone.
+        assert_eq!(cache.bytes(), 2 * 2 * 2 * 4 * 4 * (120 - 64));
+    }
 }
 
 #[test]

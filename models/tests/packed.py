@@ -16,6 +16,10 @@ from texts import expect, is_clear, shaken, texts_of
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -51,6 +55,16 @@ families = {
     ),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**decoder)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=128)),
+    # What Python does not read of a file has its default.
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**decoder, head_dim=256, sliding_window=7)),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **(decoder | dict(num_hidden_layers=6, num_attention_heads=2, num_key_value_heads=1)),
+            head_dim=256,
+            sliding_window=7,
+        ),
+    ),
 }
 
 # Names of GGUF, and how matrices are stored there, by family: every format once.
@@ -66,6 +80,8 @@ NAMES = {
     "self_attn.k_norm": ("attn_k_norm", {}),
     "input_layernorm": ("attn_norm", {}),
     "post_attention_layernorm": ("ffn_norm", {}),
+    "pre_feedforward_layernorm": ("ffn_norm", {}),
+    "post_feedforward_layernorm": ("post_ffw_norm", {}),
     "mlp.gate_proj": ("ffn_gate", {"llama": Kind.Q4_1, "qwen2": Kind.Q4_0, "qwen3": Kind.Q4_K}),
     "mlp.up_proj": ("ffn_up", {"llama": Kind.Q8_0, "qwen2": Kind.Q8_0, "qwen3": Kind.Q4_K}),
     "mlp.down_proj": ("ffn_down", {"llama": Kind.Q4_0, "qwen2": Kind.Q5_1, "qwen3": Kind.Q2_K}),
@@ -109,15 +125,22 @@ def write_gguf(path, family, model, config):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if family == "qwen3":
+    is_gemma = family.startswith("gemma")
+    rope = config.rope_parameters
+    writer.add_rope_freq_base((rope if "rope_theta" in rope else rope["full_attention"])["rope_theta"])
+    if is_gemma:
+        writer.add_sliding_window(config.sliding_window)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family == "qwen3" or is_gemma:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     else:
         writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"token{index}" for index in range(config.vocab_size)])
-    if config.rope_parameters["rope_type"] == "llama3":
+    if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", factors(config))
     state = model.state_dict()
     if config.tie_word_embeddings:
@@ -130,14 +153,16 @@ def write_gguf(path, family, model, config):
             _, _, index, short = short.split(".", 3)
             layer = f"blk.{index}."
         new, kinds = NAMES[short]
+        if is_gemma and short == "post_attention_layernorm":
+            new = "post_attention_norm"
         if architecture == "llama" and short in ("self_attn.q_proj", "self_attn.k_proj"):
             # Pairs of features that are rotated are neighbors in GGUF, and in both halves of a head in Hugging Face.
             heads = config.num_attention_heads if short.endswith("q_proj") else config.num_key_value_heads
             value = value.reshape(heads, 2, len(value) // heads // 2, -1).swapaxes(1, 2).reshape(value.shape)
         if value.ndim == 1:
-            writer.add_tensor(f"{layer}{new}.{end}", value)
+            writer.add_tensor(f"{layer}{new}.{end}", value + 1 if is_gemma else value)
         else:
-            kind = kinds[architecture]
+            kind = kinds.get(architecture, Kind.Q8_0)
             writer.add_tensor(f"{layer}{new}.{end}", packed(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -13,13 +13,14 @@
 //!     --model Qwen2.5-0.5B --data texts.jsonl --budget 1GiB --step-budget 512MiB --output adapter
 //! ```
 //!
-//! The weights may be packed, in the four bits of bitsandbytes, in float8, or in a GGUF file of a Llama, Mistral, Qwen2 or Qwen3, for which both
-//! programs take `--model model.gguf --tokenizer DIRECTORY`. Packed weights are unpacked whenever they are read. With the default of
+//! The weights may be packed, in the four bits of bitsandbytes, in float8, or in a GGUF file of a Llama, Mistral, Qwen2, Qwen3, Gemma 2 or
+//! Gemma 3: `generate --model model.gguf`, with the tokenizer of the file, or `finetune_model --model model.gguf --tokenizer DIRECTORY`, where
+//! the directory is that of the same model in Python. Packed weights are unpacked whenever they are read. With the default of
 //! `generate`, `--dtype f32`, a token unpacks a part of a weight at a time, and nothing of it is cached in memory: the budget is then for prompts of more
 //! than 32 tokens. Fine-tuning adapters on such weights is QLoRA.
 //!
-//! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step requires, computes logits in chunks
-//! (except for Gemma 2, which caps them), and keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was
+//! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step requires, computes logits in chunks,
+//! and keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was
 //! saved. Python loads the result with `AutoPeftModelForCausalLM.from_pretrained("adapter")`, and `generate --adapter adapter` runs it.
 //! `--export merged` also writes the whole model with the adapter merged into its weights, one weight at a time.
 //!
@@ -50,7 +51,7 @@
 //! - Several prompts at once: a weight that was read serves all of them.
 //!
 //! In training, each part of a batch (`--at-once`) reads every weight twice, or three times where its block is recomputed. The head is
-//! read whole, and so is the embedding if it is the head.
+//! read once, in blocks of 16 MiB if it is larger than the budget or is the embedding.
 //!
 //! # When to use it
 //!

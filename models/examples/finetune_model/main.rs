@@ -28,6 +28,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use text::device;
 use texts::{Part, Texts};
 
 #[path = "../../../examples/finetune_ddp/checkpoint.rs"]
@@ -140,11 +141,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let size = match args.model.is_file() {
         true => DecoderSize::from_gguf(&args.model)?,
         false => DecoderSize::from_directory(&args.model)?,
     };
+    if args.model.is_file() && args.tokenizer.is_none() {
+        return Err("a GGUF file needs --tokenizer, the directory of the same model in Python".into());
+    }
     let tokenizer = args.tokenizer.as_ref().unwrap_or(&args.model);
     if let Some(directory) = &args.export {
         fs::create_dir_all(directory)?;

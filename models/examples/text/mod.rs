@@ -1,4 +1,7 @@
-//! The text of a model of Hugging Face: its tokenizer, the tokens that end a text, and the form of conversations.
+//! The device, and the text of a model of Hugging Face: its tokenizer, the tokens that end a text, and the form of conversations.
+use burn::tensor::Device;
+use burn_memsave::lazy::WeightFile;
+use burn_memsave_models::tokenizer_of_gguf;
 use serde::Deserialize;
 use serde_json::Value;
 use std::error::Error;
@@ -6,8 +9,22 @@ use std::fs;
 use std::path::Path;
 use tokenizers::Tokenizer;
 
-/// The tokenizer in the directory of a model. Like `transformers`, it neither pads nor truncates, whatever its file says.
+/// The device of the feature `cuda` or `wgpu`, or else the CPU.
+pub fn device() -> Device {
+    #[cfg(feature = "cuda")]
+    let device = Device::cuda(0);
+    #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+    let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+    let device = Device::flex();
+    device
+}
+
+/// The tokenizer in the directory of a model, or in a GGUF file. Like `transformers`, it neither pads nor truncates, whatever its file says.
 pub fn tokenizer(model: &Path) -> Result<Tokenizer, Box<dyn Error>> {
+    if model.is_file() {
+        return Ok(tokenizer_of_gguf(&WeightFile::open(model)?)?);
+    }
     let path = model.join("tokenizer.json");
     let named = |error: tokenizers::Error| format!("{}: {error}", path.display());
     let mut tokenizer = Tokenizer::from_file(&path).map_err(named)?;
@@ -17,6 +34,11 @@ pub fn tokenizer(model: &Path) -> Result<Tokenizer, Box<dyn Error>> {
 
 /// The tokens that end a text.
 pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
+    if model.is_file() {
+        let metadata = metadata(model)?;
+        let ends = ["eos_token_id", "eot_token_id"].map(|name| &metadata[&format!("tokenizer.ggml.{name}")]);
+        return Ok(ends.iter().filter_map(|end| end.as_u64()?.try_into().ok()).collect());
+    }
     for name in ["generation_config.json", "config.json"] {
         let Ok(text) = fs::read_to_string(model.join(name)) else { continue };
         let config: Value = serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
@@ -30,6 +52,13 @@ pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
         }
     }
     Ok(vec![])
+}
+
+/// What a GGUF file says of its model.
+fn metadata(file: &Path) -> Result<Value, Box<dyn Error>> {
+    let metadata = WeightFile::open(file)?.metadata().cloned();
+    let malformed = || format!("{}: it is not in the format GGUF", file.display());
+    Ok(Value::Object(metadata.ok_or_else(malformed)?))
 }
 
 /// What somebody says in a conversation.
@@ -55,6 +84,17 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     pub fn read(model: &Path) -> Result<Self, Box<dyn Error>> {
+        let missing = || format!("{}: there is no template of conversations", model.display());
+        if model.is_file() {
+            let metadata = metadata(model)?;
+            let template = metadata["tokenizer.chat_template"].as_str().ok_or_else(missing)?.to_owned();
+            let token = |name: &str| {
+                let id = metadata[&format!("tokenizer.ggml.{name}_id")].as_u64()?;
+                Some((name.to_owned(), metadata["tokenizer.ggml.tokens"].get(id as usize)?.clone()))
+            };
+            let special = ["bos_token", "eos_token"].into_iter().filter_map(token);
+            return Ok(Self { template, config: Value::Object(special.collect()) });
+        }
         let path = model.join("tokenizer_config.json");
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let config: Value =
@@ -72,7 +112,7 @@ impl ChatTemplate {
         };
         match template {
             Some(template) => Ok(Self { template, config }),
-            None => Err(format!("{}: there is no template of conversations", model.display()).into()),
+            None => Err(missing().into()),
         }
     }
 
