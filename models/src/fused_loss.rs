@@ -3,6 +3,11 @@ use burn::tensor::{Int, Tensor};
 use functional::linear_cross_entropy;
 
 /// The mean cross entropy of the outputs of a head.
-pub fn next_token_loss(x: Tensor<3>, head: Tensor<2>, next: Tensor<2, Int>) -> Tensor<1> {
-    linear_cross_entropy(x.flatten(0, 1), head, None, next.flatten(0, 1), Default::default())
+pub fn next_token_loss(
+    x: Tensor<3>,
+    head: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    next: Tensor<2, Int>,
+) -> Tensor<1> {
+    linear_cross_entropy(x.flatten(0, 1), head, bias, next.flatten(0, 1), Default::default())
 }

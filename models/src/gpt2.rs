@@ -133,7 +133,7 @@ impl Decoder for Gpt2 {
     }
 
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        next_token_loss(self.hidden(tokens), self.head(), next)
+        next_token_loss(self.hidden(tokens), self.head(), None, next)
     }
 }
 

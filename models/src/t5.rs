@@ -192,7 +192,7 @@ impl EncoderDecoder for T5 {
     }
 
     fn loss(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        next_token_loss(self.hidden(source, tokens), self.head(), next)
+        next_token_loss(self.hidden(source, tokens), self.head(), None, next)
     }
 }
 
