@@ -188,6 +188,26 @@ mod tests {
         }
     }
 
+    /// With all experts chosen, so that rounding chooses no others.
+    #[test]
+    fn experts_may_be_in_half_precision() {
+        let _generator = generator();
+        let device = Device::flex();
+        let experts = sizes()[2];
+        assert_eq!(experts.chosen, experts.count);
+        let size = DecoderSize { experts: Some(experts), ..DecoderSize::QWEN3_30B_A3B.tiny() };
+        let model = Llama::new(&size, &device);
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = saved(&model, directory.path());
+        let options = LazyOptions::new().with_min_bytes(0).with_dtype(DType::BF16);
+        let (half, _) = Llama::new(&size, &device).lazy_load(&file, &options).expect("weights of this size");
+        let [exact, rounded] = [&model, &half].map(|model| model.logits(tokens(&[3, 1, 4], &device)));
+        assert_eq!(rounded.dtype(), DType::BF16);
+        let largest = exact.clone().abs().max().into_scalar::<f32>();
+        let off = (exact - rounded.cast(DType::F32)).abs().max().into_scalar::<f32>();
+        assert!(off > 0.0 && off < 0.05 * largest, "{off} of {largest}");
+    }
+
     /// A token reads the experts that it chose, in every layer.
     #[test]
     fn experts_that_nobody_chose_are_not_read() {

@@ -198,6 +198,22 @@ fn compute_the_same(ours: &impl Decoder, theirs: impl Decoder) {
     ours.assert_approx_eq::<f32>(&theirs, Tolerance::rel_abs(1e-4, 1e-4));
 }
 
+/// Nothing of them is allocated.
+#[test]
+fn published_sizes_have_the_parameters_that_are_published() {
+    let device = Device::flex();
+    for (size, parameters) in [
+        (DecoderSize::MIXTRAL_8X7B, 46_702_792_704),
+        (DecoderSize::QWEN3_30B_A3B, 30_532_122_624),
+        (DecoderSize::PHI_3_MINI_4K, 3_821_079_552),
+    ] {
+        assert_eq!(Llama::new(&size.with_length(8), &device).num_params(), parameters);
+    }
+    for (size, parameters) in [(GptJSize::GPT_J_6B, 6_050_882_784), (GptJSize::PHI_2, 2_779_683_840)] {
+        assert_eq!(GptJ::new(&size.with_length(8), &device).num_params(), parameters);
+    }
+}
+
 /// With a cache or without, alone or with others, at once or in parts.
 #[test]
 fn a_cache_changes_nothing() {
