@@ -1,5 +1,5 @@
 //! Reads `config.json` as `transformers` writes it. What a configuration asks for and is not there is an error by name.
-use crate::{Biases, DecoderSize, Gemma, Gpt2Size, RotaryStretch, Window};
+use crate::{Biases, DecoderSize, Experts, Gemma, Gpt2Size, GptJSize, RotaryStretch, Window};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fs;
@@ -47,8 +47,8 @@ pub enum ConfigError {
 }
 
 impl DecoderSize {
-    /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 or the
-    /// text model of Gemma 3.
+    /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Mixtral, Qwen2, Qwen3, a mixture of experts of
+    /// these two, Gemma, Gemma 2, the text model of Gemma 3, or Phi-3.
     ///
     /// ```
     /// use burn_memsave_models::{DecoderSize, Window};
@@ -78,13 +78,26 @@ impl DecoderSize {
 
     pub(crate) fn of_fields(mut fields: Fields) -> Result<Self, ConfigError> {
         let family: String = fields.require("model_type")?;
-        const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"];
+        const FAMILIES: [&str; 11] = [
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "phi3",
+        ];
         if !FAMILIES.contains(&family.as_str()) {
             return Err(fields.unsupported("model_type", family.into()));
         }
         let heads = fields.positive("num_attention_heads")?;
-        // Null means as many as heads of queries; where it is missing, so do Llamas only.
-        let key_heads = match family == "llama" || fields.has("num_key_value_heads") {
+        let (is_mixtral, is_phi3) = (family == "mixtral", family == "phi3");
+        // Null means as many as heads of queries; where it is missing, so do Llamas and Phi-3 only.
+        let key_heads = match family == "llama" || is_phi3 || fields.has("num_key_value_heads") {
             true => fields.take("num_key_value_heads")?.unwrap_or(heads),
             false => fields.require("num_key_value_heads")?,
         };
@@ -101,11 +114,14 @@ impl DecoderSize {
             window: None,
             theta: 10_000.0,
             stretch: None,
+            rotated: None,
             biases: Biases::NONE,
+            joined: is_phi3,
             normalizes_heads: false,
-            epsilon: fields.real("rms_norm_eps")?.unwrap_or(1e-6),
+            epsilon: fields.real("rms_norm_eps")?.unwrap_or(if is_mixtral || is_phi3 { 1e-5 } else { 1e-6 }),
             tied: fields.take("tie_word_embeddings")?.unwrap_or(is_gemma),
             gemma: is_gemma.then(Gemma::default),
+            experts: None,
         };
         match family.as_str() {
             "llama" => {
@@ -113,6 +129,31 @@ impl DecoderSize {
                 size.biases.feed_forward = fields.take("mlp_bias")?.unwrap_or(false);
             }
             "mistral" => size.window = fields.with_default("sliding_window", 4096)?.map(Window::new),
+            "phi3" => {
+                size.window = fields.take("sliding_window")?.map(Window::new);
+                fields.without_dropout()?;
+                fields.expect_code("modeling_phi3.Phi3ForCausalLM")?;
+                // The length before wavelengths were stretched in a way that is refused.
+                fields.values.remove("original_max_position_embeddings");
+                let rotated = fields.rotated(size.head_width(), 1.0)?;
+                size.rotated = Some(rotated).filter(|&width| width != size.head_width());
+            }
+            "mixtral" => {
+                size.window = fields.take("sliding_window")?.map(Window::new);
+                size.experts = Some(fields.experts_of_mixtral(&size)?);
+            }
+            "qwen2_moe" => {
+                size.biases.inputs = fields.take("qkv_bias")?.unwrap_or(true);
+                fields.without_windows()?;
+                let shared = Some(fields.positive("shared_expert_intermediate_size")?);
+                size.experts = Some(Experts { shared, ..fields.experts_of_qwen(&size, 4)? });
+            }
+            "qwen3_moe" => {
+                size.biases = fields.biases()?;
+                size.normalizes_heads = true;
+                fields.without_windows()?;
+                size.experts = Some(fields.experts_of_qwen(&size, 8)?);
+            }
             "qwen2" => {
                 size.biases.inputs = true;
                 fields.without_windows()?;
@@ -150,7 +191,7 @@ impl DecoderSize {
             (size.theta, size.stretch) = (theta, stretch);
             size.window.iter_mut().for_each(|window| window.theta = Some(of_windows));
         } else {
-            (size.theta, size.stretch) = fields.rotary_positions(1e4)?;
+            (size.theta, size.stretch) = fields.rotary_positions(if is_mixtral { 1e6 } else { 1e4 })?;
         }
         fields.packing()?;
         let activations = if is_gemma { &["gelu_pytorch_tanh", "gelu"][..] } else { &["silu"] };
@@ -214,11 +255,122 @@ impl Gpt2Size {
         fields.expect("layer_norm_epsilon", &[1e-5.into()])?;
         fields.expect("scale_attn_weights", &[true.into()])?;
         fields.expect("tie_word_embeddings", &[true.into()])?;
-        // Summaries, which language models do not have, defaults of pipelines, and what was there before all of these.
-        const UNUSED: [&str; 5] =
-            ["attn_pdrop", "n_ctx", "n_special", "predict_special_tokens", "task_specific_params"];
-        fields.values.retain(|field, _| !field.starts_with("summary_") && !UNUSED.contains(&field.as_str()));
+        // What was there before all of these.
+        const UNUSED: [&str; 4] = ["attn_pdrop", "n_ctx", "n_special", "predict_special_tokens"];
+        fields.values.retain(|field, _| !UNUSED.contains(&field.as_str()));
+        fields.remove_tasks();
         fields.finish()?;
+        Ok(size)
+    }
+}
+
+impl GptJSize {
+    /// The size of the model in a directory of Hugging Face, by its `config.json`: a GPT-J, or a Phi 1 to 2.
+    ///
+    /// ```
+    /// use burn_memsave_models::GptJSize;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let directory = directory.path();
+    /// let config = r#"{
+    ///     "model_type": "phi", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 3,
+    ///     "num_hidden_layers": 2, "max_position_embeddings": 64
+    /// }"#;
+    /// std::fs::write(directory.join("config.json"), config)?;
+    /// let size = GptJSize::from_directory(directory)?;
+    /// assert_eq!(size.rotated, 4); // half of the features of a head
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or asks for what these models do not have here.
+    pub fn from_directory(directory: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.as_ref().join("config.json"))?;
+        let family: String = fields.require("model_type")?;
+        let size = match family.as_str() {
+            "gptj" => Self::of_gptj(&mut fields)?,
+            "phi" => Self::of_phi(&mut fields)?,
+            _ => return Err(fields.unsupported("model_type", family.into())),
+        };
+        // With the bias of a head that is the embedding, too, a checkpoint would be another one.
+        fields.expect("tie_word_embeddings", &[false.into()])?;
+        for (field, rate) in [("resid_pdrop", size.dropout), ("embd_pdrop", size.embedding_dropout)] {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(fields.unsupported(field, rate.into()));
+            }
+        }
+        let head = size.width / size.heads;
+        if size.length.saturating_mul(head) > MOST {
+            let length = if size.is_phi() { "max_position_embeddings" } else { "n_positions" };
+            return Err(fields.unsupported(length, size.length.into()));
+        }
+        fields.finish()?;
+        Ok(size)
+    }
+
+    fn of_gptj(fields: &mut Fields) -> Result<Self, ConfigError> {
+        let (width, heads) = (fields.positive("n_embd")?, fields.positive("n_head")?);
+        if !width.is_multiple_of(heads) {
+            return Err(fields.unsupported("n_head", heads.into()));
+        }
+        let rotated: Option<usize> = fields.with_default("rotary_dim", 64)?;
+        let of_head = |width: &usize| *width > 0 && width.is_multiple_of(2);
+        let Some(rotated) = rotated.filter(of_head).filter(|&rotated| rotated <= width / heads) else {
+            return Err(fields.unsupported("rotary_dim", rotated.into()));
+        };
+        let size = Self {
+            vocabulary: fields.positive("vocab_size")?,
+            width,
+            hidden: if fields.is_there("n_inner") { fields.positive("n_inner")? } else { 4 * width },
+            heads,
+            key_heads: heads,
+            layers: fields.few("n_layer")?,
+            length: fields.positive("n_positions")?,
+            rotated,
+            epsilon: fields.real("layer_norm_epsilon")?.unwrap_or(1e-5),
+            dropout: fields.take("resid_pdrop")?.unwrap_or(0.0),
+            embedding_dropout: fields.take("embd_pdrop")?.unwrap_or(0.0),
+            ..Self::GPT_J_6B
+        };
+        fields.expect("activation_function", &["gelu_new".into()])?;
+        fields.expect("attn_pdrop", &[0.0.into(), 0.into()])?;
+        // Of the library before `transformers`.
+        fields.expect("rotary", &[true.into()])?;
+        fields.expect("scale_attn_weights", &[true.into()])?;
+        fields.remove_tasks();
+        Ok(size)
+    }
+
+    fn of_phi(fields: &mut Fields) -> Result<Self, ConfigError> {
+        let (width, heads) = (fields.positive("hidden_size")?, fields.positive("num_attention_heads")?);
+        if !width.is_multiple_of(heads) {
+            return Err(fields.unsupported("num_attention_heads", heads.into()));
+        }
+        let key_heads = fields.take("num_key_value_heads")?.unwrap_or(heads);
+        if key_heads == 0 || !heads.is_multiple_of(key_heads) {
+            return Err(fields.unsupported("num_key_value_heads", key_heads.into()));
+        }
+        let rotated = fields.rotated(width / heads, 0.5)?;
+        let (theta, stretch) = fields.rotary_positions(1e4)?;
+        let size = Self {
+            vocabulary: fields.positive("vocab_size")?,
+            width,
+            hidden: fields.positive("intermediate_size")?,
+            heads,
+            key_heads,
+            layers: fields.few("num_hidden_layers")?,
+            length: fields.positive("max_position_embeddings")?,
+            rotated,
+            theta,
+            stretch,
+            epsilon: fields.real("layer_norm_eps")?.unwrap_or(1e-5),
+            dropout: fields.take("resid_pdrop")?.unwrap_or(0.0),
+            embedding_dropout: fields.take("embd_pdrop")?.unwrap_or(0.0),
+            ..Self::PHI_2
+        };
+        fields.expect("hidden_act", &["gelu_new".into()])?;
+        fields.expect("attention_dropout", &[0.0.into(), 0.into()])?;
         Ok(size)
     }
 }
@@ -305,6 +457,11 @@ impl Fields {
         ConfigError::Unsupported { file: self.file.clone(), field: self.named(field), value }
     }
 
+    /// Whether a field is there and is not null.
+    fn is_there(&self, field: &str) -> bool {
+        self.values.get(field).is_some_and(|value| !value.is_null())
+    }
+
     fn has(&self, field: &str) -> bool {
         self.values.contains_key(field)
     }
@@ -387,6 +544,99 @@ impl Fields {
     fn biases(&mut self) -> Result<Biases, ConfigError> {
         let inputs = self.take("attention_bias")?.unwrap_or(false);
         Ok(Biases { inputs, output: inputs, feed_forward: false })
+    }
+
+    /// Removes summaries, which language models do not have, and defaults of pipelines.
+    fn remove_tasks(&mut self) {
+        self.values.retain(|field, _| !field.starts_with("summary_") && field != "task_specific_params");
+    }
+
+    /// No features are dropped.
+    fn without_dropout(&mut self) -> Result<(), ConfigError> {
+        let none = [0.0.into(), 0.into()];
+        self.expect("resid_pdrop", &none)?;
+        self.expect("embd_pdrop", &none)
+    }
+
+    /// If the checkpoint has code of its own, it is that of the model in `transformers` before it was there.
+    fn expect_code(&mut self, model: &str) -> Result<(), ConfigError> {
+        let Some(mut code) = self.take_fields("auto_map")? else { return Ok(()) };
+        code.expect("AutoModelForCausalLM", &[model.into()])?;
+        for other in ["AutoConfig", "AutoTokenizer"] {
+            code.values.remove(other);
+        }
+        code.finish()
+    }
+
+    /// The number of features of a head that are rotated, by the part of them that may be beside the other parameters of the rotations or among
+    /// them, or else the usual one.
+    fn rotated(&mut self, head: usize, usual: f64) -> Result<usize, ConfigError> {
+        const PART: &str = "partial_rotary_factor";
+        let outer = self.values.remove(PART);
+        let within = ["rope_parameters", "rope_scaling"];
+        let inner =
+            within.iter().find_map(|within| self.values.get_mut(*within)?.as_object_mut()?.remove(PART));
+        let value = inner.or(outer).filter(|value| !value.is_null()).unwrap_or(usual.into());
+        // Rounded down as in Python.
+        let width =
+            value.as_f64().map(|part| head as f64 * part).filter(|width| (0.0..=head as f64).contains(width));
+        match width.map(|width| width as usize) {
+            Some(width) if width > 0 && width.is_multiple_of(2) => Ok(width),
+            _ => Err(self.unsupported(PART, value)),
+        }
+    }
+
+    fn experts_of_mixtral(&mut self, size: &DecoderSize) -> Result<Experts, ConfigError> {
+        // Of training in Python.
+        self.expect("router_jitter_noise", &[0.0.into(), 0.into()])?;
+        let experts = self.experts(size, 2)?;
+        Ok(Experts { hidden: size.hidden, normalized: true, ..experts })
+    }
+
+    fn experts_of_qwen(&mut self, size: &DecoderSize, usually_chosen: usize) -> Result<Experts, ConfigError> {
+        const WITHOUT: &str = "mlp_only_layers";
+        let mut experts = self.experts(size, usually_chosen)?;
+        experts.hidden = self.positive("moe_intermediate_size")?;
+        experts.normalized = self.take("norm_topk_prob")?.unwrap_or(false);
+        experts.every = self.take("decoder_sparse_step")?.unwrap_or(1);
+        if experts.every == 0 {
+            return Err(self.unsupported("decoder_sparse_step", 0.into()));
+        }
+        let without: Vec<usize> = self.take(WITHOUT)?.unwrap_or_default();
+        for layer in without.into_iter().filter(|&layer| layer < size.layers) {
+            if layer >= u128::BITS as usize {
+                return Err(self.unsupported(WITHOUT, layer.into()));
+            }
+            experts.without |= 1 << layer;
+        }
+        Ok(experts)
+    }
+
+    /// How many experts there are, in all layers, and how many are chosen.
+    fn experts(&mut self, size: &DecoderSize, usually_chosen: usize) -> Result<Experts, ConfigError> {
+        // Version 5 of `transformers` writes the second name for some families whose configurations had the first.
+        const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
+        const CHOSEN: &str = "num_experts_per_tok";
+        let [first, second] = NAMES.map(|name| self.take::<usize>(name));
+        let (count, name) = match (first?, second?) {
+            (Some(first), Some(second)) if first != second => {
+                return Err(self.unsupported(NAMES[1], second.into()));
+            }
+            (Some(count), _) => (count, NAMES[0]),
+            (None, Some(count)) => (count, NAMES[1]),
+            (None, None) => return Err(self.missing(NAMES[0])),
+        };
+        // All of them are made.
+        if count == 0 || count.saturating_mul(size.layers) > 1 << 20 {
+            return Err(self.unsupported(name, count.into()));
+        }
+        let chosen = self.take(CHOSEN)?.unwrap_or(usually_chosen);
+        if chosen == 0 || chosen > count {
+            return Err(self.unsupported(CHOSEN, chosen.into()));
+        }
+        // The factor of a loss that is added if `output_router_logits` is true, which is refused.
+        self.values.remove("router_aux_loss_coef");
+        Ok(Experts { count, chosen, hidden: 0, normalized: false, shared: None, every: 1, without: 0 })
     }
 
     /// [`Window::full_every`] of a Gemma: by the kinds of its layers, or else by a pattern, which may be the usual one.
@@ -572,11 +822,14 @@ mod tests {
             window: None,
             theta: 10_000.0,
             stretch: None,
+            rotated: None,
             biases: Biases::NONE,
+            joined: false,
             normalizes_heads: false,
             epsilon: 1e-6,
             tied: false,
             gemma: None,
+            experts: None,
         };
         assert_eq!(size(json!({})), Ok(llama));
         let changes = json!({"num_key_value_heads": 3, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "head_dim": 6});
@@ -668,6 +921,134 @@ mod tests {
         assert_eq!(of(both_ways), Err("use_bidirectional_attention is true, which is not supported".into()));
     }
 
+    #[test]
+    fn phi3_may_rotate_a_part_of_a_head() {
+        let of = |changes: Value| {
+            let mut phi3 =
+                json!({"model_type": "phi3", "original_max_position_embeddings": 64, "hidden_size": 48});
+            for (field, value) in changes.as_object().expect("fields") {
+                phi3[field] = value.clone();
+            }
+            size(phi3)
+        };
+        // As versions 4 and 5 of `transformers` write it.
+        let whole = of(json!({
+            "rope_scaling": null, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "sliding_window": null, "attention_bias": false,
+            "auto_map": {
+                "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"
+            },
+        }))
+        .expect("a Phi-3");
+        assert_eq!((whole.rotated, whole.window, whole.joined, whole.epsilon), (None, None, true, 1e-5));
+        let rotary = json!({"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0});
+        assert_eq!(of(json!({"rope_parameters": rotary})), Ok(whole));
+        let part = Ok(DecoderSize { rotated: Some(6), window: Some(Window::new(7)), ..whole });
+        assert_eq!(of(json!({"partial_rotary_factor": 0.75, "sliding_window": 7})), part);
+        let rotary = json!({"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75});
+        assert_eq!(of(json!({"rope_parameters": rotary, "sliding_window": 7})), part);
+        for (changes, expected) in [
+            (json!({"partial_rotary_factor": 0.4}), "partial_rotary_factor is 0.4"),
+            (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor is 1.5"),
+            (json!({"partial_rotary_factor": 0}), "partial_rotary_factor is 0"),
+            (json!({"partial_rotary_factor": "half"}), r#"partial_rotary_factor is "half""#),
+            (
+                json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}),
+                r#"rope_scaling.type is "longrope""#,
+            ),
+            (json!({"rope_scaling": {"type": "su", "long_factor": [1.0]}}), r#"rope_scaling.type is "su""#),
+            (json!({"resid_pdrop": 0.1}), "resid_pdrop is 0.1"),
+            (json!({"embd_pdrop": 0.1}), "embd_pdrop is 0.1"),
+            (
+                json!({"auto_map": {"AutoModelForCausalLM": "x.Y"}}),
+                r#"auto_map.AutoModelForCausalLM is "x.Y""#,
+            ),
+            // Others rotate all features.
+            (
+                json!({
+                    "model_type": "llama", "original_max_position_embeddings": null, "partial_rotary_factor": 0.5
+                }),
+                "partial_rotary_factor is 0.5",
+            ),
+        ] {
+            let error = of(changes).expect_err(expected);
+            assert!(error.starts_with(expected), "{error}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn mixtures_of_experts() {
+        let of = |changes: Value| {
+            let mut mixture =
+                json!({"num_key_value_heads": 6, "num_experts": 8, "moe_intermediate_size": 16});
+            for (field, value) in changes.as_object().expect("fields") {
+                mixture[field] = value.clone();
+            }
+            size(mixture)
+        };
+        let mixtral = of(json!({
+            "model_type": "mixtral", "num_experts": null, "num_local_experts": 8, "moe_intermediate_size": null,
+            "router_aux_loss_coef": 0.02, "output_router_logits": false, "router_jitter_noise": 0.0, "sliding_window": null,
+        }))
+        .expect("a Mixtral");
+        let experts =
+            Experts { count: 8, chosen: 2, hidden: 40, normalized: true, shared: None, every: 1, without: 0 };
+        assert_eq!((mixtral.experts, mixtral.theta, mixtral.epsilon), (Some(experts), 1e6, 1e-5));
+        assert_eq!((mixtral.window, mixtral.biases), (None, Biases::NONE));
+
+        let qwen2 = of(
+            json!({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 20, "sliding_window": 0}),
+        );
+        let experts = Experts { chosen: 4, hidden: 16, normalized: false, shared: Some(20), ..experts };
+        let inputs = Biases { inputs: true, ..Biases::NONE };
+        let expected =
+            DecoderSize { experts: Some(experts), biases: inputs, theta: 1e4, epsilon: 1e-6, ..mixtral };
+        assert_eq!(qwen2, Ok(expected));
+        let qwen3 = of(json!({
+            "model_type": "qwen3_moe", "head_dim": 6, "norm_topk_prob": true, "num_experts_per_tok": 3, "decoder_sparse_step": 2,
+            "mlp_only_layers": [1, 3], "num_local_experts": 8, "num_hidden_layers": 6, "use_sliding_window": false,
+        }))
+        .expect("a mixture of Qwen3");
+        let experts = Experts {
+            chosen: 3,
+            hidden: 16,
+            normalized: true,
+            shared: None,
+            every: 2,
+            without: 0b1010,
+            ..experts
+        };
+        assert_eq!((qwen3.experts, qwen3.normalizes_heads, qwen3.head), (Some(experts), true, Some(6)));
+        assert_eq!(qwen3.biases, Biases::NONE);
+        let with: Vec<usize> = (0..6).filter(|&layer| experts.are_in(layer)).collect();
+        assert_eq!(with, [5]);
+
+        for (changes, expected) in [
+            (json!({"output_router_logits": true}), "output_router_logits is true"),
+            (json!({"num_experts": null}), "there is no num_experts"),
+            (json!({"num_experts": 0}), "num_experts is 0"),
+            (json!({"num_experts": 1 << 20}), "num_experts is 1048576"),
+            (json!({"num_local_experts": 4}), "num_local_experts is 4"),
+            (json!({"num_experts_per_tok": 9}), "num_experts_per_tok is 9"),
+            (json!({"num_experts_per_tok": 0}), "num_experts_per_tok is 0"),
+            (json!({"moe_intermediate_size": null}), "there is no moe_intermediate_size"),
+            (json!({"decoder_sparse_step": 0}), "decoder_sparse_step is 0"),
+            (json!({"mlp_only_layers": [128], "num_hidden_layers": 200}), "mlp_only_layers is 128"),
+            (json!({"use_sliding_window": true}), "use_sliding_window is true"),
+            (json!({"model_type": "qwen2_moe"}), "there is no shared_expert_intermediate_size"),
+            (json!({"model_type": "mixtral", "router_jitter_noise": 0.1}), "router_jitter_noise is 0.1"),
+            // Mixtral does not read it.
+            (json!({"model_type": "mixtral"}), "moe_intermediate_size is 16"),
+            (json!({"model_type": "mistral", "moe_intermediate_size": null}), "num_experts is 8"),
+        ] {
+            let mut mixture = json!({"model_type": "qwen3_moe"});
+            for (field, value) in changes.as_object().expect("fields") {
+                mixture[field] = value.clone();
+            }
+            let error = of(mixture).expect_err(expected);
+            assert!(error.starts_with(expected), "{error}, not {expected}");
+        }
+    }
+
     /// As versions 4 and 5 of `transformers` write them.
     #[test]
     fn rotary_positions_are_read_in_both_forms() {
@@ -721,6 +1102,80 @@ mod tests {
         ] {
             let error = of(changes).expect_err(expected);
             assert!(error.contains(&format!("config.json: {expected} is")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_sizes_of_gptj_and_phi() {
+        let of = |config: &Value, changes: Value| {
+            let mut config = config.clone();
+            for (field, value) in changes.as_object().expect("fields") {
+                config[field] = value.clone();
+            }
+            let directory = tempfile::tempdir().expect("a directory");
+            fs::write(directory.path().join("config.json"), config.to_string()).expect("a file");
+            GptJSize::from_directory(directory.path()).map_err(|error| error.to_string())
+        };
+        // As that of GPT-J 6B.
+        let gptj = json!({
+            "model_type": "gptj", "vocab_size": 50, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 12, "n_inner": 40,
+            "rotary_dim": 4, "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+            "layer_norm_epsilon": 1e-5, "scale_attn_weights": true, "rotary": true, "summary_type": "cls_index",
+            "tie_word_embeddings": false, "task_specific_params": {"text-generation": {"do_sample": true}},
+        });
+        let tiny = GptJSize::GPT_J_6B.tiny();
+        assert_eq!(of(&gptj, json!({})), Ok(tiny));
+        let changed = GptJSize { hidden: 96, dropout: 0.1, epsilon: 1e-6, ..tiny };
+        assert_eq!(
+            of(&gptj, json!({"n_inner": null, "resid_pdrop": 0.1, "layer_norm_epsilon": 1e-6})),
+            Ok(changed)
+        );
+        for (changes, expected) in [
+            (json!({"n_head": 5}), "n_head is 5"),
+            (json!({"rotary_dim": null}), "rotary_dim is null"),
+            (json!({"rotary_dim": 3}), "rotary_dim is 3"),
+            (json!({"rotary_dim": 10}), "rotary_dim is 10"),
+            (json!({"activation_function": "gelu"}), r#"activation_function is "gelu""#),
+            (json!({"attn_pdrop": 0.1}), "attn_pdrop is 0.1"),
+            (json!({"embd_pdrop": 1.0}), "embd_pdrop is 1.0"),
+            (json!({"tie_word_embeddings": true}), "tie_word_embeddings is true"),
+            (json!({"model_type": "gpt2"}), r#"model_type is "gpt2""#),
+        ] {
+            let error = of(&gptj, changes).expect_err(expected);
+            assert!(error.contains(&format!("config.json: {expected}")), "{error}");
+        }
+
+        // As that of Phi-2.
+        let phi = json!({
+            "model_type": "phi", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 3,
+            "num_key_value_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 12, "partial_rotary_factor": 0.5,
+            "qk_layernorm": false, "rope_scaling": null, "rope_theta": 10000.0, "hidden_act": "gelu_new",
+            "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "layer_norm_eps": 1e-5, "tie_word_embeddings": false,
+        });
+        let tiny = GptJSize::PHI_2.tiny();
+        assert_eq!(of(&phi, json!({})), Ok(tiny));
+        assert_eq!(of(&phi, json!({"partial_rotary_factor": null, "num_key_value_heads": null})), Ok(tiny));
+        let rotary = json!({"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25});
+        let changed =
+            GptJSize { rotated: 2, theta: 100.0, key_heads: 1, dropout: 0.1, embedding_dropout: 0.2, ..tiny };
+        let changes = json!({
+            "rope_parameters": rotary, "num_key_value_heads": 1, "resid_pdrop": 0.1, "embd_pdrop": 0.2,
+            "partial_rotary_factor": null, "rope_theta": null,
+        });
+        assert_eq!(of(&phi, changes), Ok(changed));
+        for (changes, expected) in [
+            (json!({"qk_layernorm": true}), "qk_layernorm is true"),
+            (json!({"num_key_value_heads": 2}), "num_key_value_heads is 2"),
+            (json!({"num_attention_heads": 5}), "num_attention_heads is 5"),
+            (json!({"partial_rotary_factor": 0.4}), "partial_rotary_factor is 0.4"),
+            (json!({"hidden_act": "gelu"}), r#"hidden_act is "gelu""#),
+            (json!({"attention_dropout": 0.1}), "attention_dropout is 0.1"),
+            (json!({"resid_pdrop": -0.1}), "resid_pdrop is -0.1"),
+            (json!({"max_position_embeddings": 1 << 30}), "max_position_embeddings is 1073741824"),
+            (json!({"tie_word_embeddings": true}), "tie_word_embeddings is true"),
+        ] {
+            let error = of(&phi, changes).expect_err(expected);
+            assert!(error.contains(&format!("config.json: {expected}")), "{error}");
         }
     }
 

@@ -1,12 +1,14 @@
-// Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671), Qwen3 (arXiv 2505.09388) and Gemma 1 to 3 (arXiv 2403.08295,
-// 2408.00118, 2503.19786), written once, with the topology of Hugging Face. The module that includes this file chooses `nn`, a grouped-query
-// `attention`, and `linear`, and provides `next_token_loss` and `rotate`.
+// Llama (arXiv 2407.21783), Mistral (arXiv 2310.06825), Mixtral (arXiv 2401.04088), Qwen2 (arXiv 2407.10671), Qwen3 (arXiv 2505.09388),
+// Gemma 1 to 3 (arXiv 2403.08295, 2408.00118, 2503.19786) and Phi-3 (arXiv 2404.14219), written once, with the topology of Hugging Face. The
+// module that includes this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides `next_token_loss` and `rotate`.
 use crate::cache::{Part, unseen};
+use crate::experts::{Announcer, Chosen, Visits};
 use crate::hugging_face::{HuggingFace, replaced};
-use crate::{Decoder, DecoderSize, Gemma, RotaryStretch, Window};
+use crate::{Decoder, DecoderSize, Experts, Gemma, RotaryStretch};
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
-use burn_memsave::lazy::{RowOrder, RowOrders};
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, ops::AttentionModuleOptions};
+use burn_memsave::lazy::{LazyCache, LazyError, RowOrder, RowOrders, WeightFile};
 use burn_memsave::plan;
 use core::f64::consts::PI;
 use nn::activation::{Gelu, SwiGlu, SwiGluConfig};
@@ -48,7 +50,7 @@ pub struct Attention {
     key_norm: Option<RmsNorm>,
     heads: usize,
     key_heads: usize,
-    /// Whether the pairs of features that are rotated are halves of a head, as in Hugging Face, or neighbors.
+    /// Whether the pairs of features that are rotated are from both halves of them, as in Hugging Face, or neighbors.
     halves: bool,
     /// Tokens that a token sees.
     window: Option<usize>,
@@ -58,7 +60,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn new(size: &DecoderSize, layer: usize, device: &Device) -> Self {
+    pub(super) fn new(size: &DecoderSize, layer: usize, device: &Device) -> Self {
         let &DecoderSize { width, heads, key_heads, biases, .. } = size;
         let head = size.head_width();
         let input = |heads: usize| linear_layer(width, heads * head, biases.inputs, device);
@@ -72,7 +74,8 @@ impl Attention {
             key_norm: head_norm(),
             heads,
             key_heads,
-            halves: false,
+            // Orders of rows are those of heads that are rotated as a whole.
+            halves: size.rotated.is_some(),
             window: size.window.filter(|window| window.is_of(layer)).map(|window| window.tokens),
             scale: size.gemma.and_then(|gemma| gemma.attention_scale),
             softcap: size.gemma.and_then(|gemma| gemma.attention_softcap),
@@ -80,7 +83,12 @@ impl Attention {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding, part: Part<'_>) -> Tensor<3> {
+    /// With other pairs of features that are rotated.
+    pub(super) fn with_halves(self, halves: bool) -> Self {
+        Self { halves, ..self }
+    }
+
+    pub(super) fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding, part: Part<'_>) -> Tensor<3> {
         let [batch, length, _] = x.dims();
         let split = |linear: &Linear, heads: usize| -> Tensor<4> {
             linear.forward(x.clone()).reshape([batch as i64, length as i64, heads as i64, -1])
@@ -99,25 +107,120 @@ impl Attention {
             Some(before) => before.extend([key, value]),
             None => [key, value],
         };
-        let mut options =
-            AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
+        let mut options = AttentionModuleOptions { is_causal: part.unseen.is_none(), ..Default::default() };
         (options.scale, options.softcap) = (self.scale, self.softcap);
         let context = attention(query, key, value, part.unseen, None, options);
         self.output.forward(context.swap_dims(1, 2).flatten(2, 3))
     }
 }
 
-/// `x + attention(norm(x))`, then `x + down(gate(norm(x)))`. In later Gemmas, what is added is normalized, too.
+/// One of several feed-forward layers: `down(gate(x))`.
+#[derive(Module, Debug)]
+pub struct Expert {
+    gate: SwiGlu,
+    down: Linear,
+}
+
+impl Expert {
+    fn new(width: usize, hidden: usize, device: &Device) -> Self {
+        Self {
+            gate: SwiGluConfig::new(width, hidden).init(device),
+            down: linear_layer(hidden, width, false, device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.down.forward(self.gate.forward(x))
+    }
+}
+
+/// A mixture of experts: the sum of `p_i expert_i(x)` over those experts that have the largest of the probabilities `p = softmax(router(x))`,
+/// and, if there is one, `sigmoid(shared_gate(x)) shared(x)`. Only experts that some token chose run, on the tokens that chose them. In training,
+/// the choice is fixed, and the router learns by the probabilities of the experts that were chosen.
+#[derive(Module, Debug)]
+pub struct Mixture {
+    router: Linear,
+    experts: Vec<Expert>,
+    shared: Option<Expert>,
+    shared_gate: Option<Linear>,
+    /// The experts of a token.
+    chosen: usize,
+    /// Whether the probabilities of the chosen experts are divided by their sum.
+    normalized: bool,
+    #[module(skip)]
+    announcer: Option<Announcer>,
+}
+
+impl Mixture {
+    fn new(width: usize, size: &Experts, device: &Device) -> Self {
+        let &Experts { count, chosen, hidden, normalized, shared, .. } = size;
+        Self {
+            router: linear_layer(width, count, false, device),
+            experts: (0..count).map(|_| Expert::new(width, hidden, device)).collect(),
+            shared: shared.map(|hidden| Expert::new(width, hidden, device)),
+            shared_gate: shared.map(|_| linear_layer(width, 1, false, device)),
+            chosen,
+            normalized,
+            announcer: None,
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let shape = x.shape();
+        let x = x.flatten::<2>(0, 1);
+        let probabilities = softmax(self.router.forward(x.clone()).cast(DType::F32), 1);
+        let chosen = Chosen::of(probabilities.clone().into_data(), self.chosen);
+        let visits = chosen.visits();
+        if let Some(announcer) = &self.announcer {
+            announcer.announce(&visits);
+        }
+        // While the weights of the others are read.
+        let shared = self.shared(x.clone());
+        let weights = probabilities.gather(1, chosen.experts(&x.device()));
+        let weights = match self.normalized {
+            true => weights.clone() / weights.sum_dim(1),
+            false => weights,
+        };
+        let sum = self.weighted(x, weights, &visits);
+        match shared {
+            Some(shared) => sum + shared,
+            None => sum,
+        }
+        .reshape(shape)
+    }
+
+    /// The outputs `[tokens, width]` of the experts, each multiplied by its weight of `[tokens, chosen for each]`, and added.
+    fn weighted(&self, x: Tensor<2>, weights: Tensor<2>, visits: &[Visits]) -> Tensor<2> {
+        let device = x.device();
+        let weights = weights.cast(x.dtype()).reshape([-1, 1]);
+        visits.iter().fold(x.zeros_like(), |sum, visits| {
+            let tokens = visits.tokens(&device);
+            let y = self.experts[visits.expert].forward(x.clone().select(0, tokens.clone()));
+            let y = y * weights.clone().select(0, visits.places(&device));
+            sum.select_assign(0, tokens, y, IndexingUpdateOp::Add)
+        })
+    }
+
+    /// What the expert of all tokens adds.
+    fn shared(&self, x: Tensor<2>) -> Option<Tensor<2>> {
+        let (shared, gate) = self.shared.as_ref().zip(self.shared_gate.as_ref())?;
+        Some(sigmoid(gate.forward(x.clone())) * shared.forward(x))
+    }
+}
+
+/// `x + attention(norm(x))`, then `x + down(gate(norm(x)))`, or `x + mixture(norm(x))`. In later Gemmas, what is added is normalized, too.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: RmsNorm,
     attention: Attention,
     attention_output_norm: Option<RmsNorm>,
     feed_forward_norm: RmsNorm,
-    gate: SwiGlu,
+    gate: Option<SwiGlu>,
     /// Instead of the gate's SiLU.
     gelu: Option<Gelu>,
-    down: Linear,
+    down: Option<Linear>,
+    /// Instead of the gate and what is after it.
+    mixture: Option<Mixture>,
     feed_forward_output_norm: Option<RmsNorm>,
     adds_one: bool,
 }
@@ -126,14 +229,19 @@ impl Block {
     fn new(size: &DecoderSize, layer: usize, device: &Device) -> Self {
         let norm = || norm(size, size.width, device);
         let normalizes_outputs = size.gemma.is_some_and(|gemma| gemma.normalizes_outputs);
+        let &DecoderSize { width, hidden, biases, .. } = size;
+        let experts = size.experts.filter(|experts| experts.are_in(layer));
+        let gate = SwiGluConfig::new(width, hidden).with_bias(biases.feed_forward);
+        let is_dense = experts.is_none();
         Self {
             attention_norm: norm(),
             attention: Attention::new(size, layer, device),
             attention_output_norm: normalizes_outputs.then(norm),
             feed_forward_norm: norm(),
-            gate: SwiGluConfig::new(size.width, size.hidden).with_bias(size.biases.feed_forward).init(device),
+            gate: is_dense.then(|| gate.init(device)),
             gelu: size.gemma.map(|_| Gelu::new_approximate()),
-            down: linear_layer(size.hidden, size.width, size.biases.feed_forward, device),
+            down: is_dense.then(|| linear_layer(hidden, width, biases.feed_forward, device)),
+            mixture: experts.map(|experts| Mixture::new(width, &experts, device)),
             feed_forward_output_norm: normalizes_outputs.then(norm),
             adds_one: size.gemma.is_some(),
         }
@@ -147,15 +255,23 @@ impl Block {
         };
         let y = self.attention.forward(normalized(&self.attention_norm, x.clone()), rotary, part);
         let x = x + output(&self.attention_output_norm, y);
-        let y = self.gated(normalized(&self.feed_forward_norm, x.clone()));
-        x + output(&self.feed_forward_output_norm, self.down.forward(y))
+        let y = self.feed_forward(normalized(&self.feed_forward_norm, x.clone()));
+        x + output(&self.feed_forward_output_norm, y)
     }
 
-    fn gated(&self, x: Tensor<3>) -> Tensor<3> {
-        let SwiGlu { linear_inner, linear_outer } = &self.gate;
+    fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
+        match (&self.gate, &self.down, &self.mixture) {
+            (Some(gate), Some(down), None) => down.forward(self.gated(gate, x)),
+            (None, None, Some(mixture)) => mixture.forward(x),
+            _ => unreachable!("a block has a gate and what is after it, or a mixture"),
+        }
+    }
+
+    fn gated(&self, gate: &SwiGlu, x: Tensor<3>) -> Tensor<3> {
+        let SwiGlu { linear_inner, linear_outer } = gate;
         match &self.gelu {
             Some(gelu) => gelu.forward(linear_inner.forward(x.clone())) * linear_outer.forward(x),
-            None => self.gate.forward(x),
+            None => gate.forward(x),
         }
     }
 }
@@ -173,6 +289,8 @@ pub struct Llama {
     head: Option<Linear>,
     vocabulary: usize,
     head_width: usize,
+    /// Whether checkpoints have one layer for queries, keys and values, and one for both halves of a gate.
+    joined: bool,
     /// What embeddings are multiplied with.
     words_scale: Option<f64>,
     logit_softcap: Option<f64>,
@@ -213,6 +331,15 @@ impl Llama {
         self.blocks.iter().any(|block| block.attention_output_norm.is_some())
     }
 
+    /// Of the mixtures here, only those of Qwen2 have an expert for all tokens, and only those of Qwen3 normalize heads.
+    fn is_mixtral(&self) -> bool {
+        self.blocks.iter().any(|block| {
+            let of_qwen2 = |mixture: &Mixture| mixture.shared.is_some();
+            let of_qwen3 = block.attention.query_norm.is_some();
+            block.mixture.as_ref().is_some_and(|mixture| !of_qwen2(mixture) && !of_qwen3)
+        })
+    }
+
     fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
         match self.logit_softcap {
             Some(cap) => (logits / cap).tanh() * cap,
@@ -226,6 +353,20 @@ impl Llama {
             Some(head) => head.weight.val(),
             None => self.words.weight.val().transpose(),
         }
+    }
+}
+
+/// The rotations of heads of `width` features, for sequences of this length.
+pub(super) fn rotary_encoding(
+    [length, width]: [usize; 2],
+    theta: f32,
+    stretch: Option<RotaryStretch>,
+    device: &Device,
+) -> RotaryEncoding {
+    let config = RotaryEncodingConfig::new(length, width).with_theta(theta);
+    match stretch {
+        Some(stretch) => config.init_with_frequency_scaling(|x| stretched(x, &stretch), device),
+        None => config.init(device),
     }
 }
 
@@ -244,21 +385,18 @@ impl Decoder for Llama {
     fn new(size: &DecoderSize, device: &Device) -> Self {
         let head_width = size.head_width();
         let words = EmbeddingConfig::new(size.vocabulary, size.width);
-        let rotary = RotaryEncodingConfig::new(size.length, head_width).with_theta(size.theta);
+        let rotary =
+            |theta, stretch| rotary_encoding([size.length, size.rotated_width()], theta, stretch, device);
         Self {
             words: words.with_initializer(Initializer::Normal { mean: 0.0, std: 0.02 }).init(device),
-            rotary: match &size.stretch {
-                Some(stretch) => rotary.init_with_frequency_scaling(|x| stretched(x, stretch), device),
-                None => rotary.init(device),
-            },
-            window_rotary: size.window.and_then(|Window { theta, .. }| {
-                Some(RotaryEncodingConfig::new(size.length, head_width).with_theta(theta?).init(device))
-            }),
+            rotary: rotary(size.theta, size.stretch),
+            window_rotary: size.window.and_then(|window| Some(rotary(window.theta?, None))),
             blocks: (0..size.layers).map(|layer| Block::new(size, layer, device)).collect(),
             norm: norm(size, size.width, device),
             head: (!size.tied).then(|| linear_layer(size.width, size.vocabulary, false, device)),
             vocabulary: size.vocabulary,
             head_width,
+            joined: size.joined,
             words_scale: size.gemma.map(|_| (size.width as f64).sqrt()),
             logit_softcap: size.gemma.and_then(|Gemma { logit_softcap, .. }| logit_softcap),
             adds_one: size.gemma.is_some(),
@@ -281,6 +419,39 @@ const GEMMA: &[(&str, &str)] = &[
     (r"\.post_feedforward_layernorm\.", ".feed_forward_output_norm."),
 ];
 
+/// Modules of mixtures here and in checkpoints, which have one tensor for each expert. (Since version 5, `transformers` joins the tensors when it
+/// loads them, and splits them when it saves them.)
+const MIXTRAL: &[(&str, &str)] = &[
+    (".mixture.router", ".block_sparse_moe.gate"),
+    (".mixture.experts", ".block_sparse_moe.experts"),
+    (".gate.linear_inner", ".w1"),
+    (".gate.linear_outer", ".w3"),
+    (".down", ".w2"),
+];
+
+/// The same of Qwen2 and Qwen3.
+const QWEN: &[(&str, &str)] = &[
+    (".mixture.router", ".mlp.gate"),
+    (".mixture.experts", ".mlp.experts"),
+    (".mixture.shared_gate", ".mlp.shared_expert_gate"),
+    (".mixture.shared", ".mlp.shared_expert"),
+    (".gate.linear_inner", ".gate_proj"),
+    (".gate.linear_outer", ".up_proj"),
+    (".down", ".down_proj"),
+];
+
+/// The tensors of a layer have so many rows, and not more, which would be left out.
+fn check_rows(file: &WeightFile, layer: &str, rows: usize) -> Result<(), LazyError> {
+    let differs = |shape: &[usize]| shape.first() != Some(&rows);
+    let of_layer = file.tensors().filter(|tensor| tensor.name.contains(layer));
+    let Some(tensor) = of_layer.into_iter().find(|tensor| differs(&tensor.shape[..])) else { return Ok(()) };
+    let found = Box::from(&tensor.shape[..]);
+    let expected = core::iter::once(&rows).chain(tensor.shape.iter().skip(1)).copied().collect();
+    let parameter = "attention.query, attention.key, attention.value".into();
+    let (file, tensor) = (file.path().to_path_buf(), tensor.name.into());
+    Err(LazyError::Shape { file, tensor, parameter, expected, found })
+}
+
 impl HuggingFace for Llama {
     const NAMES: &'static [(&'static str, &'static str)] = &[
         (r"^lm_head\.", "head."),
@@ -297,6 +468,14 @@ impl HuggingFace for Llama {
         (r"\.attention\.k\.", ".attention.key."),
         (r"\.attention\.v\.", ".attention.value."),
         (r"\.attention\.o\.", ".attention.output."),
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.mlp\.gate\.", ".mixture.router."),
+        (r"\.mlp\.(experts\.\d+)\.", ".mixture.$1."),
+        (r"\.mlp\.shared_expert\.", ".mixture.shared."),
+        (r"\.mlp\.shared_expert_gate\.", ".mixture.shared_gate."),
+        (r"(\.mixture\..*)\.(gate_proj|w1)\.", "$1.gate.linear_inner."),
+        (r"(\.mixture\..*)\.(up_proj|w3)\.", "$1.gate.linear_outer."),
+        (r"(\.mixture\..*)\.(down_proj|w2)\.", "$1.down."),
         (r"\.mlp\.gate_proj\.", ".gate.linear_inner."),
         (r"\.mlp\.up_proj\.", ".gate.linear_outer."),
         (r"\.mlp\.down_proj\.", ".down."),
@@ -313,6 +492,10 @@ impl HuggingFace for Llama {
     fn module_name(&self, path: &str) -> String {
         if path == "head" {
             return "lm_head".into();
+        }
+        if path.contains(".mixture.") {
+            let names = if self.is_mixtral() { MIXTRAL } else { QWEN };
+            return format!("model.{}", replaced(&replaced(path, names), &[("blocks.", "layers.")]));
         }
         let gemma = [
             (".attention_output_norm", ".post_attention_layernorm"),
@@ -336,6 +519,51 @@ impl HuggingFace for Llama {
             (".feed_forward_norm", ".post_attention_layernorm"),
         ];
         format!("model.{}", replaced(path, &here_and_there))
+    }
+
+    fn with_cache(mut self, cache: &LazyCache) -> Self {
+        for (layer, block) in self.blocks.iter_mut().enumerate() {
+            let path = format!("blocks.{layer}.mixture.experts");
+            let announcer = Announcer { cache: cache.clone(), path };
+            block.mixture.iter_mut().for_each(|mixture| mixture.announcer = Some(announcer.clone()));
+        }
+        self
+    }
+
+    fn whole(&self, path: &str) -> Option<&'static str> {
+        let ends = |names: &[&str]| names.iter().any(|name| path.ends_with(name));
+        match self.joined {
+            true if ends(&[".attention.query", ".attention.key", ".attention.value"]) => Some("qkv_proj"),
+            true if ends(&[".gate.linear_inner", ".gate.linear_outer"]) => Some("gate_up_proj"),
+            _ => None,
+        }
+    }
+
+    fn split(&self, file: WeightFile) -> Result<WeightFile, LazyError> {
+        let Some(block) = self.blocks.first().filter(|_| self.joined) else { return Ok(file) };
+        let Attention { heads, key_heads, .. } = block.attention;
+        let [queries, keys] = [heads, key_heads].map(|heads| heads * self.head_width);
+        let ends = [queries, queries + keys, queries + 2 * keys];
+        let has = |file: &WeightFile, layer: &str| file.tensors().any(|tensor| tensor.name.contains(layer));
+        let file = match has(&file, ".self_attn.qkv_proj.") {
+            true => {
+                check_rows(&file, ".self_attn.qkv_proj.", ends[2])?;
+                let parts = [
+                    (".attention.query.", 0..ends[0]),
+                    (".attention.key.", ends[0]..ends[1]),
+                    (".attention.value.", ends[1]..ends[2]),
+                ];
+                file.with_rows(r"\.self_attn\.qkv_proj\.", &parts)?
+            }
+            false => file,
+        };
+        match has(&file, ".mlp.gate_up_proj.") {
+            true => {
+                let halves = [".gate.linear_inner.", ".gate.linear_outer."];
+                file.with_equal_rows(r"\.mlp\.gate_up_proj\.", &halves)
+            }
+            false => Ok(file),
+        }
     }
 
     /// Burn rotates pairs of neighbors.

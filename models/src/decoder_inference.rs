@@ -4,8 +4,7 @@ use crate::generate::Generate;
 use crate::gguf;
 use crate::hugging_face::{LoadError, load_from, named, with_names_of};
 use crate::tables::{HEAD, has_another_head};
-use burn::tensor::DType;
-use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
+use burn_memsave::lazy::{LazyOptions, LazyReport};
 use std::path::Path;
 
 impl Llama {

@@ -12,7 +12,9 @@
 use crate::{ConfigError, Decoder};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
-use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrder, RowOrders, WeightFile};
+use burn_memsave::lazy::{
+    LazyCache, LazyError, LazyLoad, LazyOptions, LazyReport, RowOrder, RowOrders, WeightFile,
+};
 use burn_memsave::peft::{self, ModuleNames, PeftConfig, PeftError};
 use burn_store::ModuleAdapter;
 use std::fs;
@@ -45,6 +47,25 @@ pub trait HuggingFace: Module {
     /// Whether dense layers have their weights `[inputs, outputs]` there, too.
     fn has_inputs_first(&self) -> bool {
         false
+    }
+
+    /// The file, whose tensors have their names here, with those split that are several parameters here.
+    ///
+    /// # Errors
+    ///
+    /// If a tensor cannot be split.
+    fn split(&self, file: WeightFile) -> Result<WeightFile, LazyError> {
+        Ok(file)
+    }
+
+    /// The layer there that the layer at this path is a part of, if it is a part. Python's `peft` has adapters of whole layers only.
+    fn whole(&self, _path: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// The network, which may tell this cache which of its lazy weights are next. See [`LazyCache::expect`].
+    fn with_cache(self, _cache: &LazyCache) -> Self {
+        self
     }
 
     /// How their tensors become parameters.
@@ -107,7 +128,7 @@ pub(crate) fn named<M: HuggingFace>(model: &M, file: WeightFile) -> Result<Weigh
 
 /// A file whose tensors have the names of the parameters of a network.
 pub(crate) fn with_names_of<M: HuggingFace>(model: &M, file: WeightFile) -> Result<WeightFile, LazyError> {
-    file.with_key_remappings(model.first_names())?.with_key_remappings(M::NAMES)
+    model.split(file.with_key_remappings(model.first_names())?.with_key_remappings(M::NAMES)?)
 }
 
 /// [`lazy_load`] from an open file, in which these tensors may be left over.
@@ -121,7 +142,8 @@ pub(crate) fn load_from<M: HuggingFace>(
     let is_left_over = |name: &str| name.starts_with("unused.") || left_over.contains(&name);
     let unused: Vec<_> = report.unused.iter().filter(|name| !is_left_over(name)).cloned().collect();
     match report.missing.is_empty() && unused.is_empty() {
-        true => Ok((model, report)),
+        true if report.lazy.is_empty() => Ok((model, report)),
+        true => Ok((model.with_cache(&report.cache), report)),
         false => Err(LoadError::Names { file: file.path().to_path_buf(), missing: report.missing, unused }),
     }
 }
@@ -181,11 +203,51 @@ impl ModuleVisitor for Adapted {
     }
 }
 
+/// Whether a layer that is a part of one in Python has an adapter, or, with `all`, is there at all.
+fn check_parts<M: HuggingFace>(model: &M, all: bool) -> Result<(), PeftError> {
+    let mut parts = Parts { model, all, path: vec![], found: None };
+    model.visit(&mut parts);
+    match parts.found {
+        Some((module, whole)) => {
+            let reason = format!("in Python, it is a part of `{whole}`, which is one layer");
+            Err(PeftError::Adapter { module, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+struct Parts<'a, M> {
+    model: &'a M,
+    all: bool,
+    path: Vec<String>,
+    /// The layer here, and that there.
+    found: Option<(String, &'static str)>,
+}
+
+impl<M: HuggingFace> ModuleVisitor for Parts<'_, M> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+        // Adapters are in the weights of their layers.
+        let Some(end) = self.path.iter().position(|name| name == "weight") else { return };
+        if self.found.is_none() && (self.all || end + 1 < self.path.len()) {
+            let path = self.path[..end].join(".");
+            self.found = self.model.whole(&path).map(|whole| (path, whole));
+        }
+    }
+}
+
 /// Writes the adapters of a network for Python's `peft`. See [`peft::save`].
 ///
 /// # Errors
 ///
-/// Those of [`peft::save`], and that of [`load_adapters`].
+/// Those of [`peft::save`], and that of [`load_adapters`]. Also if a layer has an adapter that is only a part of one in Python.
 pub fn save_adapters<M: HuggingFace>(
     model: &M,
     config: impl Into<PeftConfig>,
@@ -193,6 +255,7 @@ pub fn save_adapters<M: HuggingFace>(
 ) -> Result<(), PeftError> {
     let config = config.into();
     check_tied_table(model, &config)?;
+    check_parts(model, false)?;
     peft::save(model, config, directory, names(model))
 }
 
@@ -201,13 +264,14 @@ pub fn save_adapters<M: HuggingFace>(
 ///
 /// # Errors
 ///
-/// Those of [`peft::save_merged`].
+/// Those of [`peft::save_merged`]. Also if there is a layer that is only a part of one in Python.
 pub fn save_merged<M: HuggingFace + Decoder>(
     model: &M,
     config: impl Into<PeftConfig>,
     directory: impl AsRef<Path>,
     dtype: DType,
 ) -> Result<(), PeftError> {
+    check_parts(model, true)?;
     let directory = directory.as_ref();
     fs::create_dir_all(directory)
         .map_err(|source| PeftError::Io { file: directory.to_path_buf(), source })?;

@@ -11,6 +11,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 mod cache;
 mod config;
+mod experts;
 mod generate;
 mod gguf;
 #[cfg(feature = "text")]
@@ -26,12 +27,14 @@ pub use config::ConfigError;
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
 #[cfg(feature = "text")]
 pub use gguf_tokenizer::tokenizer_of_gguf;
-pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch, T5Size, Window};
+pub use size::{
+    Biases, DecoderSize, EncoderSize, Experts, Gemma, Gpt2Size, GptJSize, RotaryStretch, T5Size, Window,
+};
 
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, [$($decoder:literal),*], [$($gpt2:literal),*])?
+        $(, [$($decoder:literal),*], [$($gpt2:literal),*], [$($gptj:literal),*])?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -60,7 +63,7 @@ macro_rules! models {
                 include!("t5.rs");
             }
 
-            /// Decoders with rotary positions: Llama, Mistral, Qwen2, Qwen3 and Gemma.
+            /// Decoders with rotary positions: Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma and Phi-3.
             pub mod decoder {
                 use $nn;
                 use $functional as functional;
@@ -70,6 +73,16 @@ macro_rules! models {
                 use functional::linear;
                 include!("decoder.rs");
                 $($(include!($decoder);)*)?
+            }
+
+            /// Decoders whose blocks compute attention and feed-forward layers from the same input: GPT-J and Phi.
+            pub mod gptj {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::linear;
+                include!("gptj.rs");
+                $($(include!($gptj);)*)?
             }
 
             mod loss {
@@ -100,8 +113,9 @@ models!(
     burn_memsave::functional::attention,
     crate::rotate::rotate,
     "loss.rs",
-    ["decoder_inference.rs"],
-    ["gpt2_inference.rs"]
+    ["decoder_inference.rs", "decoder_tests.rs"],
+    ["gpt2_inference.rs"],
+    ["gptj_inference.rs"]
 );
 models!(
     /// The same with fused heads and losses.
@@ -112,6 +126,7 @@ models!(
     crate::rotate::rotate,
     "fused_loss.rs",
     ["decoder_inference.rs", "decoder_training.rs"],
+    [],
     []
 );
 

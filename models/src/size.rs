@@ -92,6 +92,124 @@ impl Gpt2Size {
     }
 }
 
+/// The size of a decoder whose blocks compute attention and feed-forward layers from the same input: GPT-J, or Phi 1 to 2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GptJSize {
+    /// The number of different tokens.
+    pub vocabulary: usize,
+    /// Features.
+    pub width: usize,
+    /// Features between the two layers of a feed-forward block.
+    pub hidden: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values, each of which serves `heads / key_heads` heads of queries.
+    pub key_heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    pub layers: usize,
+    /// The longest sequence, for which rotations are tabulated.
+    pub length: usize,
+    /// The features of a head that are rotated, the first ones.
+    pub rotated: usize,
+    /// Whether the pairs of them that are rotated are from both halves, as in Phi, or neighbors, as in GPT-J. Names in checkpoints are of the same
+    /// family.
+    pub halves: bool,
+    /// The base of the wavelengths of rotary positions.
+    pub theta: f32,
+    /// How these wavelengths were stretched for longer sequences.
+    pub stretch: Option<RotaryStretch>,
+    /// Whether the dense layers of attentions have biases, as all others.
+    pub attention_biases: bool,
+    /// What norms add to the variance.
+    pub epsilon: f64,
+    /// The dropout rate of what attentions and feed-forward layers add.
+    pub dropout: f64,
+    /// The dropout rate of embeddings.
+    pub embedding_dropout: f64,
+}
+
+impl GptJSize {
+    /// GPT-J of 6 billion parameters.
+    pub const GPT_J_6B: Self = Self {
+        vocabulary: 50_400,
+        width: 4096,
+        hidden: 16_384,
+        heads: 16,
+        key_heads: 16,
+        layers: 28,
+        length: 2048,
+        rotated: 64,
+        halves: false,
+        theta: 10_000.0,
+        stretch: None,
+        attention_biases: false,
+        epsilon: 1e-5,
+        dropout: 0.0,
+        embedding_dropout: 0.0,
+    };
+
+    /// Phi-2, of 2.8 billion parameters.
+    pub const PHI_2: Self = Self {
+        vocabulary: 51_200,
+        width: 2560,
+        hidden: 10_240,
+        heads: 32,
+        key_heads: 32,
+        layers: 32,
+        rotated: 32,
+        halves: true,
+        attention_biases: true,
+        dropout: 0.1,
+        ..Self::GPT_J_6B
+    };
+
+    /// A small size of the same kind, for tests.
+    pub const fn tiny(self) -> Self {
+        Self {
+            vocabulary: 50,
+            width: 24,
+            hidden: 40,
+            heads: 3,
+            key_heads: 3,
+            layers: 2,
+            length: 12,
+            rotated: 4,
+            dropout: 0.0,
+            embedding_dropout: 0.0,
+            ..self
+        }
+    }
+
+    /// With sequences of at most this length, for which rotations are tabulated.
+    pub const fn with_length(self, length: usize) -> Self {
+        Self { length, ..self }
+    }
+
+    /// The most bytes of keys and values, as [`DecoderSize::cache_bytes`].
+    pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
+        self.attention().cache_bytes(texts, length, stored, computed)
+    }
+
+    pub(crate) const fn is_phi(&self) -> bool {
+        self.halves
+    }
+
+    /// What is the same in other decoders.
+    pub(crate) const fn attention(&self) -> DecoderSize {
+        let &Self { width, heads, key_heads, layers, rotated, attention_biases, .. } = self;
+        DecoderSize {
+            width,
+            heads,
+            key_heads,
+            layers,
+            rotated: Some(rotated),
+            window: None,
+            biases: Biases { inputs: attention_biases, output: attention_biases, feed_forward: true },
+            ..DecoderSize::MISTRAL_7B
+        }
+    }
+}
+
 /// The most bytes of so many keys of a head, and as many values, for each token of up to this length.
 fn cache_bytes(heads: [usize; 3], head: usize, length: usize, [stored, computed]: [DType; 2]) -> u64 {
     // Integers have a scale for each token and head.
@@ -182,8 +300,13 @@ pub struct DecoderSize {
     pub theta: f32,
     /// How these wavelengths were stretched for longer sequences.
     pub stretch: Option<RotaryStretch>,
+    /// The features of a head that are rotated, the first ones; all of them if `None`.
+    pub rotated: Option<usize>,
     /// Which dense layers have biases.
     pub biases: Biases,
+    /// Whether checkpoints have one layer for queries, keys and values, and one for both halves of a gate, as those of Phi-3. Adapters of Python's
+    /// `peft` are for layers, so those of such checkpoints cannot be loaded or saved.
+    pub joined: bool,
     /// Whether queries and keys are normalized, head by head.
     pub normalizes_heads: bool,
     /// What norms add to the mean square.
@@ -192,6 +315,44 @@ pub struct DecoderSize {
     pub tied: bool,
     /// If it is a Gemma.
     pub gemma: Option<Gemma>,
+    /// If feed-forward layers are mixtures of experts.
+    pub experts: Option<Experts>,
+}
+
+/// Which feed-forward layers of a decoder are mixtures of experts, and what they are. For every token, a router chooses some of the experts of
+/// a layer: those with the largest of its probabilities `p = softmax(router(x))`. The output is the sum of `p_i expert_i(x)` over them. No loss
+/// is added that would balance how often experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// The experts of a layer.
+    pub count: usize,
+    /// The experts that are chosen for a token.
+    pub chosen: usize,
+    /// Features between the two layers of an expert.
+    pub hidden: usize,
+    /// Whether the probabilities of the chosen experts are divided by their sum.
+    pub normalized: bool,
+    /// Features between the two layers of an expert for all tokens, whose output is multiplied by the sigmoid of a dense layer with one output.
+    /// `None`: there is no such expert.
+    pub shared: Option<usize>,
+    /// Every n-th layer has experts, the n-th is the first. Layers without experts have a feed-forward layer of [`DecoderSize::hidden`]
+    /// features.
+    pub every: usize,
+    /// More layers without experts: bit `n` is layer `n`, from 0.
+    pub without: u128,
+}
+
+impl Experts {
+    /// Whether a layer has experts.
+    pub(crate) fn are_in(&self, layer: usize) -> bool {
+        let is_without = layer < u128::BITS as usize && self.without >> layer & 1 == 1;
+        !is_without && (layer + 1).is_multiple_of(self.every)
+    }
+
+    const fn tiny(self) -> Self {
+        let shared = if self.shared.is_some() { Some(20) } else { None };
+        Self { count: 6, chosen: 2, hidden: 16, shared, ..self }
+    }
 }
 
 /// How many tokens each token sees.
@@ -284,6 +445,14 @@ impl DecoderSize {
         }
     }
 
+    /// Features of a head that are rotated.
+    pub(crate) const fn rotated_width(&self) -> usize {
+        match self.rotated {
+            Some(width) => width,
+            None => self.head_width(),
+        }
+    }
+
     /// The most bytes of keys and values of so many texts of up to this length, where whole [pages](crate::KeyValueCache) are stored in one
     /// dtype, and the model computes in another. Layers with a [window](Window) have fewer in the end.
     pub fn cache_bytes(&self, texts: usize, length: usize, stored: DType, computed: DType) -> u64 {
@@ -309,11 +478,14 @@ impl DecoderSize {
         window: None,
         theta: 500_000.0,
         stretch: Some(RotaryStretch { factor: 32.0, low: 1.0, high: 4.0, original_length: 8192.0 }),
+        rotated: None,
         biases: Biases::NONE,
+        joined: false,
         normalizes_heads: false,
         epsilon: 1e-5,
         tied: true,
         gemma: None,
+        experts: None,
     };
 
     /// Mistral 7B, version 0.1, for sequences as long as its window.
@@ -329,15 +501,96 @@ impl DecoderSize {
         window: Some(Window::new(4096)),
         theta: 10_000.0,
         stretch: None,
+        rotated: None,
         biases: Biases::NONE,
+        joined: false,
         normalizes_heads: false,
         epsilon: 1e-5,
         tied: false,
         gemma: None,
+        experts: None,
+    };
+
+    /// Mixtral 8x7B, of 47 billion parameters, 13 of which compute a token.
+    pub const MIXTRAL_8X7B: Self = Self {
+        length: 32_768,
+        window: None,
+        theta: 1e6,
+        experts: Some(Experts {
+            count: 8,
+            chosen: 2,
+            hidden: 14_336,
+            normalized: true,
+            shared: None,
+            every: 1,
+            without: 0,
+        }),
+        ..Self::MISTRAL_7B
+    };
+
+    /// Qwen3 30B A3B, of 31 billion parameters, 3 of which compute a token.
+    pub const QWEN3_30B_A3B: Self = Self {
+        vocabulary: 151_936,
+        width: 2048,
+        hidden: 6144,
+        heads: 32,
+        key_heads: 4,
+        head: Some(128),
+        layers: 48,
+        length: 40_960,
+        window: None,
+        theta: 1e6,
+        stretch: None,
+        rotated: None,
+        biases: Biases::NONE,
+        joined: false,
+        normalizes_heads: true,
+        epsilon: 1e-6,
+        tied: false,
+        gemma: None,
+        experts: Some(Experts {
+            count: 128,
+            chosen: 8,
+            hidden: 768,
+            normalized: true,
+            shared: None,
+            every: 1,
+            without: 0,
+        }),
+    };
+
+    /// Phi-3 mini for sequences of 4096 tokens, of 3.8 billion parameters.
+    pub const PHI_3_MINI_4K: Self = Self {
+        vocabulary: 32_064,
+        width: 3072,
+        hidden: 8192,
+        heads: 32,
+        key_heads: 32,
+        window: Some(Window::new(2047)),
+        joined: true,
+        ..Self::MISTRAL_7B
     };
 
     /// A small size of the same kind, for tests.
     pub const fn tiny(self) -> Self {
-        Self { vocabulary: 50, width: 24, hidden: 40, heads: 6, key_heads: 2, layers: 2, length: 12, ..self }
+        let head = if self.head.is_some() { Some(8) } else { None };
+        let rotated = if self.rotated.is_some() { Some(2) } else { None };
+        let experts = match self.experts {
+            Some(experts) => Some(experts.tiny()),
+            None => None,
+        };
+        Self {
+            vocabulary: 50,
+            width: 24,
+            hidden: 40,
+            heads: 6,
+            key_heads: 2,
+            head,
+            layers: 2,
+            length: 12,
+            rotated,
+            experts,
+            ..self
+        }
     }
 }

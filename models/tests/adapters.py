@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -29,6 +31,7 @@ families = {
     "bert": (BertModel, BertConfig(**encoder), 10),
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=12), 12),
     "llama": (LlamaForCausalLM, LlamaConfig(**decoder), 40),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**decoder, num_local_experts=6), 40),
     "t5": (
         T5ForConditionalGeneration,
         T5Config(vocab_size=50, d_model=24, d_kv=8, d_ff=40, num_heads=4, num_layers=2),
@@ -37,6 +40,7 @@ families = {
 }
 
 
+decoders = ("gpt2", "llama", "mixtral")
 # The networks here have no pooler.
 no_pooler = {"bert": dict(add_pooling_layer=False)}
 
@@ -66,6 +70,7 @@ def fill(model):
 
 def theirs():
     attention = {"bert": ["query", "value"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"], "t5": ["q", "v"]}
+    attention["mixtral"] = attention["llama"]
     of_llama = dict(
         all=dict(target_modules="all-linear", use_rslora=True),
         dora=dict(target_modules=["q_proj", "k_proj", "o_proj", "down_proj"], use_dora=True),
@@ -86,6 +91,7 @@ def theirs():
         "gpt2": dict(lora={}, dense=dict(target_modules=["c_attn", "c_fc", "c_proj"]))
         | dict(saved=dict(modules_to_save=["c_proj"]), norms=dict(modules_to_save=["ln_1", "ln_f"])),
         "llama": dict(lora={}) | of_llama,
+        "mixtral": dict(lora={}, dora=dict(target_modules=["q_proj", "k_proj", "o_proj"], use_dora=True)),
         "t5": dict(lora={}, dense=dict(target_modules=["k", "o", "wi", "wo"]))
         | dict(norms=dict(modules_to_save=["layer_norm"])),
     }
@@ -100,7 +106,7 @@ def theirs():
             inputs["decoder_input_ids"] = torch.randint(2, 50, (2, 20)).tolist()
         write(path / "base", base, inputs)
         for name, option in options[family].items():
-            task = "CAUSAL_LM" if family in ("gpt2", "llama") else None
+            task = "CAUSAL_LM" if family in decoders else None
             lora = dict(r=4, lora_alpha=6, task_type=task, target_modules=attention[family]) | option
             model = get_peft_model(make.from_pretrained(path / "base", **choices), LoraConfig(**lora)).eval()
             fill(model)
@@ -123,7 +129,7 @@ def theirs():
 def ours():
     for family, (make, _, _) in families.items():
         for path in sorted((directory / family).glob("ours*")):
-            if family in ("gpt2", "llama"):
+            if family in decoders:
                 model = AutoPeftModelForCausalLM.from_pretrained(path)
             else:
                 base = make.from_pretrained(directory / family / "base", **no_pooler.get(family, {}))

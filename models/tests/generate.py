@@ -15,14 +15,26 @@ from transformers import (
     GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 directory = Path(sys.argv[1])
@@ -38,6 +50,7 @@ llama3 = dict(
     original_max_position_embeddings=64,
 )
 linear = dict(rope_type="linear", rope_theta=1000.0, factor=2.5)
+without_rms = {name: value for name, value in decoder.items() if name != "rms_norm_eps"}
 families = {
     "llama": (LlamaForCausalLM, LlamaConfig(**decoder)),
     "llama_tied": (LlamaForCausalLM, LlamaConfig(**decoder, tie_word_embeddings=True, rope_parameters=llama3)),
@@ -75,6 +88,55 @@ families = {
             sliding_window=7,
             sliding_window_pattern=3,
             rope_parameters={"full_attention": linear, "sliding_attention": dict(rope_type="default", rope_theta=100.0)},
+        ),
+    ),
+    "mixtral": (
+        MixtralForCausalLM,
+        MixtralConfig(**decoder, num_local_experts=5, num_experts_per_tok=2, sliding_window=7),
+    ),
+    # Only the second layer has experts.
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(
+            **decoder,
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            shared_expert_intermediate_size=28,
+            mlp_only_layers=[0],
+        ),
+    ),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **decoder,
+            head_dim=16,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            norm_topk_prob=True,
+        ),
+    ),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**decoder, sliding_window=7)),
+    # Six of the eight features of a head are rotated.
+    "phi3_partial": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **decoder,
+            rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.75),
+        ),
+    ),
+    "gptj": (
+        GPTJForCausalLM,
+        GPTJConfig(
+            vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=128, rotary_dim=4, eos_token_id=None
+        ),
+    ),
+    "phi": (
+        PhiForCausalLM,
+        PhiConfig(
+            **(without_rms | dict(layer_norm_eps=1e-3)),
+            rope_parameters=linear | dict(partial_rotary_factor=0.75),
         ),
     ),
 }

@@ -2,15 +2,16 @@
 //! writes or say why not.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::LazyOptions;
+use burn_memsave::nn as memsave_nn;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave_models::hugging_face::{
-    HuggingFace, LoadError, lazy_load, load, load_adapters, save_adapters,
+    HuggingFace, LoadError, lazy_load, load, load_adapters, save_adapters, save_merged,
 };
 use burn_memsave_models::{
-    Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, RotaryStretch, T5Size, memsave,
-    stock,
+    Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Experts, Gpt2Size, RotaryStretch, T5Size,
+    memsave, stock,
 };
 use serde_json::Value;
 use std::fs;
@@ -115,6 +116,14 @@ fn adapters_of_peft_travel_both_ways() {
     let logits =
         |model: &memsave::decoder::Llama, expected: &Expected| model.logits(expected.tokens("input_ids"));
     travel(&path.join("llama"), "CAUSAL_LM", |device| memsave::decoder::Llama::new(&llama, device), logits);
+    let experts = DecoderSize::MIXTRAL_8X7B.tiny().experts;
+    let mixtral = DecoderSize { experts: experts.map(|experts| Experts { hidden: 40, ..experts }), ..llama };
+    travel(
+        &path.join("mixtral"),
+        "CAUSAL_LM",
+        |device| memsave::decoder::Llama::new(&mixtral, device),
+        logits,
+    );
     let logits = |model: &memsave::t5::T5, expected: &Expected| {
         model.logits(expected.tokens("input_ids"), expected.tokens("decoder_input_ids"))
     };
@@ -201,6 +210,56 @@ fn adapters_of_embeddings_that_are_heads_are_refused() {
     refused(save(tied, config().with_modules_to_save(["embed_tokens"]), r"query\.weight$"));
     save(tied, config(), r"query\.weight$").unwrap();
     save(DecoderSize { tied: false, ..tied }, config(), words).unwrap();
+}
+
+/// Phi-3 has one layer where there are three here.
+#[test]
+fn adapters_of_parts_of_layers_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, device) = (directory.path(), Device::flex().autodiff());
+    let adapted = |size: DecoderSize, of: &str| {
+        let lora = Lora::new(2, 2.0).set_param_group(ParamGroup::from_regex(of).unwrap());
+        (memsave::decoder::Llama::new(&size, &device).apply_lora(lora), PeftConfig::new(2, 2.0))
+    };
+    let phi3 = DecoderSize::PHI_3_MINI_4K.tiny();
+    for (of, whole) in [(r"query\.weight$", "`qkv_proj`"), (r"linear_outer\.weight$", "`gate_up_proj`")] {
+        let (model, config) = adapted(phi3, of);
+        let error = save_adapters(&model, config, path).unwrap_err().to_string();
+        assert!(error.contains(whole), "{error}");
+    }
+    let of = r"output\.weight$";
+    let (model, config) = adapted(phi3, of);
+    save_adapters(&model, config.clone(), path).unwrap();
+    assert!(save_merged(&model, config, path, DType::F32).unwrap_err().to_string().contains("`qkv_proj`"));
+    let (model, config) = adapted(DecoderSize { joined: false, ..phi3 }, of);
+    save_merged(&model, config, path, DType::F32).unwrap();
+}
+
+/// A joined layer with more rows than the parts that are taken from it.
+#[test]
+fn joined_layers_have_the_rows_of_their_parts() {
+    #[derive(Module, Debug)]
+    struct Joined {
+        layers: Vec<Block>,
+    }
+    #[derive(Module, Debug)]
+    struct Block {
+        self_attn: Attention,
+    }
+    #[derive(Module, Debug)]
+    struct Attention {
+        qkv_proj: memsave_nn::Linear,
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (path, device) = (directory.path().join("model.bpk"), Device::flex());
+    let size = DecoderSize::PHI_3_MINI_4K.tiny();
+    for (rows, refused) in [(6 * 4 + 2 * 2 * 4, false), (6 * 4 + 3 * 2 * 4, true), (6 * 4, true)] {
+        let qkv_proj = memsave_nn::LinearConfig::new(rows, 24).with_bias(false).init(&device);
+        Joined { layers: vec![Block { self_attn: Attention { qkv_proj } }] }.save_file(&path).unwrap();
+        let error = load(memsave::decoder::Llama::new(&size, &device), &path).unwrap_err().to_string();
+        // If it can be split, others are missing.
+        assert_eq!(error.contains("attention.query, attention.key"), refused, "{error}");
+    }
 }
 
 /// What is in the directories of a directory.

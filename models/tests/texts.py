@@ -5,6 +5,8 @@ import json
 import torch
 
 NEW = 64
+# Tensors are so small that other threads would only be waited for.
+torch.set_num_threads(1)
 
 
 def prompts():

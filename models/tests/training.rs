@@ -8,8 +8,8 @@ use burn_memsave::lora::Dora;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave_models::fused::decoder::Llama;
 use burn_memsave_models::hugging_face::{self, load_adapters, save_adapters, save_merged};
-use burn_memsave_models::memsave::gpt2::Gpt2;
-use burn_memsave_models::{Biases, Decoder, DecoderSize, Gpt2Size};
+use burn_memsave_models::memsave::{gpt2::Gpt2, gptj::GptJ};
+use burn_memsave_models::{Biases, Decoder, DecoderSize, Experts, Gpt2Size, GptJSize, fused};
 use std::fs;
 
 mod python;
@@ -120,6 +120,7 @@ fn merged_models_are_checkpoints() {
         found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-3, 1e-3));
     };
     let llama = DecoderSize::LLAMA_3_2_1B.tiny();
+    let experts = DecoderSize::MIXTRAL_8X7B.tiny().experts.unwrap();
     let sizes = [
         llama,
         DecoderSize { normalizes_heads: true, ..llama },
@@ -128,6 +129,10 @@ fn merged_models_are_checkpoints() {
             biases: Biases { inputs: true, output: true, feed_forward: true },
             ..llama
         },
+        // One as of Mixtral, Qwen2 and Qwen3 each.
+        DecoderSize { experts: Some(experts), ..llama },
+        DecoderSize { experts: Some(Experts { shared: Some(20), every: 2, ..experts }), ..llama },
+        DecoderSize { experts: Some(experts), normalizes_heads: true, ..llama },
     ];
     for size in sizes {
         let model = shaken(Llama::new(&size, &device).apply_lora(lora.clone()));
@@ -150,6 +155,19 @@ fn merged_models_are_checkpoints() {
     hugging_face::save_merged(&gpt2, &lora, path, DType::F32).unwrap();
     let loaded = hugging_face::load(Gpt2::new(&Gpt2Size::TINY, &device), path).unwrap();
     compare(gpt2.logits(tokens()), loaded.logits(tokens()));
+    for size in [GptJSize::GPT_J_6B.tiny(), GptJSize::PHI_2.tiny()] {
+        let model = shaken(GptJ::new(&size, &device).apply_lora(lora.clone()));
+        hugging_face::save_merged(&model, &lora, path, DType::F32).unwrap();
+        let file = || WeightFile::open(path).unwrap();
+        let lazy = LazyOptions::new().with_min_bytes(0);
+        let (lazy, report) = GptJ::from_file(&size, file(), &lazy, &device).unwrap();
+        assert!(report.lazy.len() > 2 * 6);
+        compare(model.logits(tokens()), lazy.logits(tokens()));
+        let fused = hugging_face::load(fused::gptj::GptJ::new(&size, &device), path).unwrap();
+        let next = || Tensor::<2, Int>::from_data([[17, 4, 29, 33, 8]], &device);
+        let [expected, found] = [model.loss(tokens(), next()), fused.loss(tokens(), next())];
+        found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-3, 1e-3));
+    }
 }
 
 /// Moves all weights, so that norms and factors are neither 1 nor 0.
