@@ -11,6 +11,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 mod cache;
 mod config;
+mod features;
 mod generate;
 mod gguf;
 pub mod hugging_face;
@@ -18,16 +19,19 @@ pub mod repeated;
 mod rotate;
 mod size;
 mod tables;
+mod vit_size;
 
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
+pub use features::{FeatureEncoder, FeatureError, FeatureOptions, HiddenStates, Pooling, features};
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
 pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch, T5Size, Window};
+pub use vit_size::VitSize;
 
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, [$($decoder:literal),*], [$($gpt2:literal),*])?
+        $(, [$($decoder:literal),*], [$($gpt2:literal),*], [$($t5:literal),*])?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -54,6 +58,13 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::{attention, linear};
                 include!("t5.rs");
+                $($(include!($t5);)*)?
+            }
+
+            /// Encoders of images: vision transformers.
+            pub mod vit {
+                use $nn;
+                include!("vit.rs");
             }
 
             /// Decoders with rotary positions: Llama, Mistral, Qwen2, Qwen3 and Gemma.
@@ -97,7 +108,8 @@ models!(
     crate::rotate::rotate,
     "loss.rs",
     ["decoder_inference.rs"],
-    ["gpt2_inference.rs"]
+    ["gpt2_inference.rs"],
+    ["t5_inference.rs"]
 );
 models!(
     /// The same with fused heads and losses, except where logits have a softcap.
@@ -108,6 +120,7 @@ models!(
     crate::rotate::rotate,
     "fused_loss.rs",
     ["decoder_inference.rs", "decoder_training.rs"],
+    [],
     []
 );
 
@@ -117,6 +130,12 @@ pub trait Encoder: Module {
     fn new(size: &EncoderSize, device: &Device) -> Self;
     /// Features `[batch, length, width]` of tokens `[batch, length]`, none of which is padding.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The same for texts of different lengths, each of which ends with padding. No token sees padding, whose features mean nothing.
+    ///
+    /// # Panics
+    ///
+    /// If there is not a length for each text, or if one is 0 or larger than `length`.
+    fn forward_padded(&self, tokens: Tensor<2, Int>, lengths: &[usize]) -> Tensor<3>;
 }
 
 /// A network that predicts the next token.

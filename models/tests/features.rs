@@ -1,0 +1,257 @@
+//! Features are what Python's `transformers` computes: from every layer, alone or with others, whatever is in memory.
+#![recursion_limit = "256"]
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave_models::{
+    Encoder, EncoderSize, FeatureEncoder, FeatureError, FeatureOptions, Generate, GenerateOptions, Pooling,
+    VitSize, features, generate, memsave, stock,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+mod python;
+
+/// Inputs, and the states of their tokens after some of the layers, or the last one.
+#[derive(Deserialize)]
+struct Expected {
+    inputs: Vec<Value>,
+    states: BTreeMap<String, Vec<Vec<f32>>>,
+}
+
+impl Expected {
+    fn read(path: &Path) -> Self {
+        serde_json::from_slice(&fs::read(path.join("expected.json")).unwrap()).unwrap()
+    }
+
+    fn texts(&self) -> Vec<Vec<u32>> {
+        self.inputs.iter().map(|text| serde_json::from_value(text.clone()).unwrap()).collect()
+    }
+
+    /// Features of inputs, from every layer, each input for itself, and all at once.
+    fn compare<E: FeatureEncoder>(&self, encoder: &E, batch: impl Fn(Range<usize>) -> E::Batch) {
+        for (layer, states) in &self.states {
+            let width = 24;
+            let means: Vec<f32> = states.iter().flat_map(|state| mean(state, width)).collect();
+            let first: Vec<f32> = states.iter().flat_map(|state| state[..width].to_vec()).collect();
+            for (pooling, expected) in
+                [(Pooling::All, &states.concat()), (Pooling::Mean, &means), (Pooling::First, &first)]
+            {
+                let options = FeatureOptions::new(pooling);
+                let options = layer.parse().map_or(options, |layer| options.with_layer(layer));
+                let count = self.inputs.len();
+                for batches in [(0..count).map(|input| input..input + 1).collect(), vec![0..count]] {
+                    let rows = features(encoder, batches.into_iter().map(&batch), options);
+                    let rows: Vec<f32> = rows
+                        .flat_map(|rows| rows.unwrap().into_data().iter::<f32>().collect::<Vec<_>>())
+                        .collect();
+                    assert_near(&rows, expected, &format!("layer {layer}, {pooling:?}"));
+                }
+            }
+        }
+    }
+}
+
+fn mean(states: &[f32], width: usize) -> Vec<f32> {
+    let tokens = states.len() / width;
+    (0..width)
+        .map(|feature| states.iter().skip(feature).step_by(width).sum::<f32>() / tokens as f32)
+        .collect()
+}
+
+fn assert_near(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(off <= 1e-5 * largest, "{what}: off by {off}, the largest is {largest}");
+}
+
+/// Weights that stay in their file: with no budget, one of a few weights, and one of all.
+fn budgets() -> impl Iterator<Item = LazyOptions> {
+    [0, 8 << 10, 1 << 20].into_iter().map(|budget| LazyOptions::new().with_min_bytes(0).with_budget(budget))
+}
+
+/// All weights in memory.
+fn eager() -> LazyOptions {
+    LazyOptions::new().exclude("*")
+}
+
+/// The directories of a directory.
+fn entries(directory: &Path) -> impl Iterator<Item = (String, PathBuf)> {
+    fs::read_dir(directory).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        (entry.file_name().to_string_lossy().into_owned(), entry.path())
+    })
+}
+
+#[test]
+fn features_are_those_of_transformers() {
+    let Some(python) = python::with(&["torch", "transformers", "safetensors"]) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    python::run(&python, "features.py", &[], directory.path());
+    let device = Device::flex();
+    for (name, path) in entries(directory.path()) {
+        println!("{name}");
+        let expected = Expected::read(&path);
+        match name.split('_').next() {
+            Some("vit") => images(&path, &expected),
+            Some("t5") => {
+                let load = |options| memsave::t5::T5::from_directory(&path, &options, &device).unwrap();
+                texts(&expected, &stock::t5::T5::from_directory(&path, &eager(), &device).unwrap().0, load);
+                answers(&path);
+            }
+            _ => {
+                let load = |options| memsave::bert::Bert::from_directory(&path, &options, &device).unwrap();
+                texts(
+                    &expected,
+                    &stock::bert::Bert::from_directory(&path, &eager(), &device).unwrap().0,
+                    load,
+                );
+            }
+        }
+    }
+}
+
+/// Of Burn's layers, and of ours, in memory and in the file.
+fn texts<S, M>(expected: &Expected, stock: &S, load: impl Fn(LazyOptions) -> (M, LazyReport))
+where
+    S: FeatureEncoder<Batch = Vec<Vec<u32>>>,
+    M: FeatureEncoder<Batch = Vec<Vec<u32>>>,
+{
+    let texts = expected.texts();
+    let batch = |range: Range<usize>| texts[range].to_vec();
+    let rows = |model: &M| {
+        let options = FeatureOptions::new(Pooling::All);
+        let rows = features(model, [texts.clone()], options).next();
+        rows.unwrap().unwrap().into_data()
+    };
+    expected.compare(stock, batch);
+    let (in_memory, _) = load(eager());
+    expected.compare(&in_memory, batch);
+    for options in budgets() {
+        let (lazy, report) = load(options);
+        assert!(report.lazy.len() > 12 && report.missing.is_empty());
+        expected.compare(&lazy, batch);
+        assert_eq!(rows(&lazy), rows(&in_memory));
+    }
+}
+
+/// A text, and what is generated from it.
+#[derive(Deserialize)]
+struct Answer {
+    question: Vec<u32>,
+    answer: Vec<u32>,
+    margin: f64,
+    last_logits: Vec<f32>,
+}
+
+/// Answers to all questions at once are those of `transformers` to each of them.
+fn answers(path: &Path) {
+    let expected: Vec<Answer> =
+        serde_json::from_slice(&fs::read(path.join("answers.json")).unwrap()).unwrap();
+    assert!(expected.iter().all(|answer| answer.margin > 1e-5), "rounding may choose another token");
+    let questions: Vec<_> = expected.iter().map(|answer| answer.question.clone()).collect();
+    for options in budgets().take(1).chain([eager()]) {
+        let device = Device::flex();
+        let (model, _) = memsave::t5::T5::from_directory(path, &options, &device).unwrap();
+        let reader = model.reader(&questions).unwrap();
+        // Keys and values of the padded texts, for both blocks of the decoder.
+        assert_eq!(reader.bytes(), 2 * 2 * 3 * 30 * 4 * 8 * 4);
+        let prompts = vec![vec![0]; questions.len()];
+        let options = GenerateOptions::new(expected[0].answer.len());
+        let generated = generate(&reader, &prompts, &options, |_, _| ()).unwrap();
+        for (found, expected) in generated.texts.iter().zip(&expected) {
+            assert_eq!(found, &expected.answer);
+        }
+        // The beginnings of answers, in parts, with padding before all but the longest.
+        let begun: Vec<_> =
+            expected.iter().zip([20, 7, 1]).map(|(of, tokens)| &of.answer[..tokens]).collect();
+        let prompts: Vec<_> = begun.iter().map(|begun| [&[0], *begun].concat()).collect();
+        let options = GenerateOptions::new(30).with_tokens_at_once(6);
+        let generated = generate(&reader, &prompts, &options, |_, _| ()).unwrap();
+        for ((found, expected), begun) in generated.texts.iter().zip(&expected).zip(&begun) {
+            assert_eq!(found, &expected.answer[begun.len()..][..30]);
+        }
+        // The logits of the last token that was chosen.
+        let reader = model.reader(&questions[..1]).unwrap();
+        let mut cache = reader.cache(None);
+        let tokens: Vec<i64> =
+            [0].into_iter().chain(expected[0].answer.iter().map(|&token| token.into())).collect();
+        let tokens = Tensor::<1, Int>::from_ints(&tokens[..tokens.len() - 1], &device).unsqueeze::<2>();
+        let logits = reader.next_logits(tokens, 10, &mut cache).into_data();
+        assert_near(&logits.iter::<f32>().collect::<Vec<_>>(), &expected[0].last_logits, "logits");
+    }
+}
+
+fn images(path: &Path, expected: &Expected) {
+    let device = Device::flex();
+    let size = VitSize::from_directory(path).unwrap();
+    let shape = [size.channels, size.image[0], size.image[1]];
+    let batch = |range: Range<usize>| {
+        let images = expected.inputs[range].iter().map(|image| {
+            let rows: Vec<Vec<Vec<f32>>> = serde_json::from_value(image.clone()).unwrap();
+            Tensor::<3>::from_data(TensorData::new(rows.concat().concat(), shape), &device)
+        });
+        Tensor::stack::<4>(images.collect(), 0)
+    };
+    let (stock, _) = stock::vit::Vit::from_directory(path, &eager(), &device).unwrap();
+    expected.compare(&stock, batch);
+    for options in budgets().chain([eager()]) {
+        let (model, _) = memsave::vit::Vit::from_directory(path, &options, &device).unwrap();
+        expected.compare(&model, batch);
+    }
+}
+
+/// With gradients or without, a text with padding is the text.
+#[test]
+fn padding_changes_nothing() {
+    for size in [EncoderSize::BERT_BASE.tiny(), EncoderSize::ROBERTA_BASE.tiny()] {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let model = memsave::bert::Bert::new(&size, &device);
+            let tokens = Tensor::<2, Int>::from_ints([[3, 14, 15, 9, 2], [7, 8, 0, 0, 0]], &device);
+            let padded = model.forward_padded(tokens.clone(), &[5, 2]);
+            for (text, length) in [(0, 5), (1, 2)] {
+                let alone = model.forward(tokens.clone().narrow(0, text, 1).narrow(1, 0, length));
+                let with_others = padded.clone().narrow(0, text, 1).narrow(1, 0, length);
+                let [alone, with_others]: [Vec<f32>; 2] =
+                    [alone, with_others].map(|x| x.into_data().iter::<f32>().collect());
+                assert_near(&with_others, &alone, &format!("text {text}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_no_features() {
+    let device = Device::flex();
+    let size = EncoderSize::ROBERTA_BASE.tiny();
+    let model = memsave::bert::Bert::new(&size, &device);
+    let mean = FeatureOptions::new(Pooling::Mean);
+    let refused = |texts: Vec<Vec<u32>>, options| {
+        features(&model, [texts], options).next().unwrap().unwrap_err().to_string()
+    };
+    assert_eq!(refused(vec![vec![2], vec![]], mean), "text 1 of the batch has no tokens");
+    assert_eq!(refused(vec![], mean), "the batch is empty");
+    assert!(refused(vec![vec![50]], mean).contains("the token 50, and the model has 50"));
+    assert!(refused(vec![vec![2; 13]], mean).contains("13 tokens, and the longest text of the model has 12"));
+    assert_eq!(refused(vec![vec![2]], mean.with_layer(3)), "there is no layer 3: the model has 2");
+    let rows = features(&model, [vec![vec![2; 13]], vec![vec![2; 12]]], mean).map(|rows| rows.is_ok());
+    assert_eq!(rows.collect::<Vec<_>>(), [false, true]);
+
+    let tracked = memsave::bert::Bert::new(&size, &Device::flex().autodiff());
+    let result = features(&tracked, [vec![vec![2]]], mean).next().unwrap();
+    assert!(matches!(result, Err(FeatureError::Tracked)));
+
+    let vit = memsave::vit::Vit::new(&VitSize::TINY, &device);
+    let images = Tensor::<4>::ones([2, 3, 12, 16], &device);
+    let error = features(&vit, [images.clone()], mean).next().unwrap().unwrap_err();
+    assert!(error.to_string().contains("images of [3, 12, 16]"), "{error}");
+    let images = images.narrow(3, 0, 12);
+    let rows = features(&vit, [images.clone().cast(DType::F16)], mean).next().unwrap().unwrap();
+    assert_eq!((rows.dims(), rows.dtype()), ([2, 24], DType::F32));
+    let error = features(&vit, [images * f32::INFINITY], mean).next().unwrap().unwrap_err();
+    assert!(matches!(error, FeatureError::NotFinite { batch: 0 }), "{error}");
+}
