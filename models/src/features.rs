@@ -1,7 +1,7 @@
-//! [`features`]: what the layers of an encoder make of texts or images.
+//! [`features`]: what the layers of an encoder make of texts, images or sounds.
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
-/// A network that makes features of texts or images.
+/// A network that makes features of texts, images or sounds.
 pub trait FeatureEncoder {
     /// Inputs that are computed at once.
     type Batch;
@@ -123,6 +123,14 @@ pub enum FeatureError {
         /// That of the network's images.
         expected: [usize; 3],
     },
+    /// Sounds of another shape.
+    #[error("sounds of {found:?} (mels and frames), and the model has {expected:?}")]
+    Sound {
+        /// Theirs.
+        found: [usize; 2],
+        /// That of the network's sounds.
+        expected: [usize; 2],
+    },
     /// A layer that the network does not have.
     #[error("there is no layer {layer}: the model has {layers}")]
     Layer {
@@ -144,7 +152,7 @@ pub enum FeatureError {
     },
 }
 
-/// Features of batches of texts or images, `[rows, width]` in f32, as [`HiddenStates::pooled`] orders them. They are computed one batch after the
+/// Features of batches of texts, images or sounds, `[rows, width]` in f32, as [`HiddenStates::pooled`] orders them. They are computed one batch after the
 /// other, when the iterator is asked for them; nothing of a batch is in memory when it comes to the next one.
 ///
 /// A text is a list of tokens, with the special tokens that the model was trained with. The texts of a batch are padded at their ends, and no token
@@ -165,8 +173,8 @@ pub enum FeatureError {
 ///
 /// # Errors
 ///
-/// If a batch is empty; if a text has no tokens, too many, or one that the model does not have; if images have another shape than those of the
-/// model; if there is no such layer; if the model is on a device that tracks gradients; or if numbers became too large for their dtype. The
+/// If a batch is empty; if a text has no tokens, too many, or one that the model does not have; if images or sounds have another shape than those of
+/// the model; if there is no such layer; if the model is on a device that tracks gradients; or if numbers became too large for their dtype. The
 /// batches after it are still computed.
 pub fn features<E: FeatureEncoder + ?Sized>(
     encoder: &E,

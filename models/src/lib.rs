@@ -20,6 +20,7 @@ mod rotate;
 mod size;
 mod tables;
 mod vit_size;
+mod whisper_size;
 
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
@@ -27,11 +28,12 @@ pub use features::{FeatureEncoder, FeatureError, FeatureOptions, HiddenStates, P
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
 pub use size::{Biases, DecoderSize, EncoderSize, Gemma, Gpt2Size, RotaryStretch, T5Size, Window};
 pub use vit_size::VitSize;
+pub use whisper_size::WhisperSize;
 
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, [$($decoder:literal),*], [$($gpt2:literal),*], [$($t5:literal),*])?
+        $(, [$($decoder:literal),*], [$($gpt2:literal),*], [$($t5:literal),*], [$($whisper:literal),*])?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -59,6 +61,15 @@ macro_rules! models {
                 use functional::{attention, linear};
                 include!("t5.rs");
                 $($(include!($t5);)*)?
+            }
+
+            /// Encoders of sound with decoders of text.
+            pub mod whisper {
+                use $nn;
+                use $functional as functional;
+                use functional::{attention, linear};
+                include!("whisper.rs");
+                $($(include!($whisper);)*)?
             }
 
             /// Encoders of images: vision transformers.
@@ -109,7 +120,8 @@ models!(
     "loss.rs",
     ["decoder_inference.rs"],
     ["gpt2_inference.rs"],
-    ["t5_inference.rs"]
+    ["t5_inference.rs"],
+    ["whisper_inference.rs"]
 );
 models!(
     /// The same with fused heads and losses, except where logits have a softcap.
@@ -120,6 +132,7 @@ models!(
     crate::rotate::rotate,
     "fused_loss.rs",
     ["decoder_inference.rs", "decoder_training.rs"],
+    [],
     [],
     []
 );

@@ -20,6 +20,8 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
@@ -112,21 +114,26 @@ for name in "vit_old", "vit_new":
     expect(name, model.base_model, [torch.randn(1, 3, 12, 12)], [1], of_image)
 
 
-def answers_of(model, questions):
-    """What follows the first token, one question at a time."""
+def answers_of(model, questions, prompts):
+    """What follows a prompt, one question at a time."""
     answers = []
-    for question in questions:
-        text = model.generate(question, attention_mask=torch.ones_like(question), do_sample=False, max_new_tokens=NEW)
+    for question, prompt in zip(questions, prompts):
+        text = torch.tensor([prompt])
         with torch.no_grad():
-            logits = model(question, decoder_input_ids=text).logits[0]
+            encoded = model.get_encoder()(question)
+            for _ in range(NEW):
+                logits = model(encoder_outputs=encoded, decoder_input_ids=text).logits
+                text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
+            logits = model(encoder_outputs=encoded, decoder_input_ids=text[:, :-1]).logits[0]
         # How much larger the largest logits are than any others: with less than rounding, either could be chosen.
-        top = logits[:-1].topk(2).values
+        top = logits[len(prompt) - 1 :].topk(2).values
         answers.append(
             {
                 "question": question[0].tolist(),
-                "answer": text[0, 1:].tolist(),
+                "prompt": prompt,
+                "answer": text[0, len(prompt) :].tolist(),
                 "margin": (top[:, 0] - top[:, 1]).min().item() / logits.abs().max().item(),
-                "last_logits": [float(f"{value:.7g}") for value in logits[-2].tolist()],
+                "last_logits": [float(f"{value:.7g}") for value in logits[-1].tolist()],
             }
         )
     return answers
@@ -154,7 +161,7 @@ for name, config in families.items():
             # Of its own.
             model.lm_head.weight = torch.nn.Parameter(torch.randn(50, 24))
         questions = [torch.randint(2, 50, (1, length)) for length in (9, 30, 1)]
-        if is_clear(answers := answers_of(model, questions)):
+        if is_clear(answers := answers_of(model, questions, [[0]] * 3)):
             break
     config.save_pretrained(directory / name)
     torch.save(model.state_dict(), directory / name / "pytorch_model.bin")
@@ -164,3 +171,42 @@ for name, config in families.items():
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
     expect(name, model.encoder, texts(), range(config.num_layers + 1), of_text)
     (directory / name / "answers.json").write_text(json.dumps(answers) + "\n")
+
+whisper = WhisperConfig(
+    vocab_size=50,
+    num_mel_bins=6,
+    d_model=24,
+    encoder_layers=2,
+    encoder_attention_heads=3,
+    encoder_ffn_dim=40,
+    decoder_layers=3,
+    decoder_attention_heads=4,
+    decoder_ffn_dim=32,
+    max_source_positions=10,
+    max_target_positions=80,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
+    decoder_start_token_id=2,
+)
+while True:
+    model = shaken(WhisperForConditionalGeneration, whisper)
+    sounds = [torch.randn(1, 6, 20) for _ in range(3)]
+    if is_clear(answers := answers_of(model, sounds, [[2, 7, 9], [2, 8], [2, 3, 11, 4]])):
+        break
+model.save_pretrained(directory / "whisper")
+expect("whisper", model.get_encoder(), sounds, [0, 1, 2], of_image)
+(directory / "whisper" / "answers.json").write_text(json.dumps(answers) + "\n")
+
+
+def resized(height, width, size):
+    """As `transformers` does it, by torchvision."""
+    image = torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8)
+    image[..., : height // 2, :] //= 128
+    small = torch.nn.functional.interpolate(image, size, mode="bilinear", antialias=True)
+    in_rows = [of[0].permute(1, 2, 0).flatten().tolist() for of in (image, small)]
+    return {"from": [height, width], "to": size, "image": in_rows[0], "resized": in_rows[1]}
+
+
+sizes = [(20, 13, [12, 12]), (5, 7, [12, 10]), (12, 30, [12, 12]), (9, 12, [4, 12])]
+(directory / "resized.json").write_text(json.dumps([resized(*size) for size in sizes]) + "\n")

@@ -1,18 +1,27 @@
 //! Features are what Python's `transformers` computes: from every layer, alone or with others, whatever is in memory.
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_memsave::lazy::{LazyOptions, LazyReport};
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave_models::{
     Encoder, EncoderSize, FeatureEncoder, FeatureError, FeatureOptions, Generate, GenerateOptions, Pooling,
-    VitSize, features, generate, memsave, stock,
+    VitSize, WhisperSize, features, generate, memsave, stock,
 };
+use output::Output;
+use pixels::{Preprocessor, Rgb};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+// Of the example.
+#[path = "../examples/features/batches.rs"]
+mod batches;
+#[path = "../examples/features/output.rs"]
+mod output;
+#[path = "../examples/features/pixels.rs"]
+mod pixels;
 mod python;
 
 /// Inputs, and the states of their tokens after some of the layers, or the last one.
@@ -81,10 +90,10 @@ fn eager() -> LazyOptions {
 
 /// The directories of a directory.
 fn entries(directory: &Path) -> impl Iterator<Item = (String, PathBuf)> {
-    fs::read_dir(directory).unwrap().map(|entry| {
-        let entry = entry.unwrap();
-        (entry.file_name().to_string_lossy().into_owned(), entry.path())
-    })
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
 }
 
 #[test]
@@ -93,15 +102,17 @@ fn features_are_those_of_transformers() {
     let directory = tempfile::tempdir().unwrap();
     python::run(&python, "features.py", &[], directory.path());
     let device = Device::flex();
+    resized_images(directory.path());
     for (name, path) in entries(directory.path()) {
         println!("{name}");
         let expected = Expected::read(&path);
         match name.split('_').next() {
             Some("vit") => images(&path, &expected),
+            Some("whisper") => sounds(&path, &expected),
             Some("t5") => {
                 let load = |options| memsave::t5::T5::from_directory(&path, &options, &device).unwrap();
                 texts(&expected, &stock::t5::T5::from_directory(&path, &eager(), &device).unwrap().0, load);
-                answers(&path);
+                answers_to_texts(&path);
             }
             _ => {
                 let load = |options| memsave::bert::Bert::from_directory(&path, &options, &device).unwrap();
@@ -139,50 +150,97 @@ where
     }
 }
 
-/// A text, and what is generated from it.
+/// A text or a sound, and what is generated from it.
 #[derive(Deserialize)]
 struct Answer {
-    question: Vec<u32>,
+    question: Value,
+    prompt: Vec<u32>,
     answer: Vec<u32>,
     margin: f64,
     last_logits: Vec<f32>,
 }
 
+impl Answer {
+    fn read(path: &Path) -> Vec<Self> {
+        let answers: Vec<Self> =
+            serde_json::from_slice(&fs::read(path.join("answers.json")).unwrap()).unwrap();
+        assert!(answers.iter().all(|answer| answer.margin > 1e-5), "rounding may choose another token");
+        answers
+    }
+
+    /// The prompt, and the beginning of the answer.
+    fn begun(&self, tokens: usize) -> Vec<u32> {
+        [&self.prompt, &self.answer[..tokens]].concat()
+    }
+}
+
 /// Answers to all questions at once are those of `transformers` to each of them.
-fn answers(path: &Path) {
-    let expected: Vec<Answer> =
-        serde_json::from_slice(&fs::read(path.join("answers.json")).unwrap()).unwrap();
-    assert!(expected.iter().all(|answer| answer.margin > 1e-5), "rounding may choose another token");
-    let questions: Vec<_> = expected.iter().map(|answer| answer.question.clone()).collect();
+fn compare_answers(model: &impl Generate, expected: &[Answer]) {
+    let prompts: Vec<_> = expected.iter().map(|answer| answer.prompt.clone()).collect();
+    let options = GenerateOptions::new(expected[0].answer.len());
+    let generated = generate(model, &prompts, &options, |_, _| ()).unwrap();
+    for (found, expected) in generated.texts.iter().zip(expected) {
+        assert_eq!(found, &expected.answer);
+    }
+    // Begun answers, in parts, with padding before all but the longest.
+    let begun = [20, 7, 1];
+    let prompts: Vec<_> = expected.iter().zip(begun).map(|(of, tokens)| of.begun(tokens)).collect();
+    let options = GenerateOptions::new(30).with_tokens_at_once(6);
+    let generated = generate(model, &prompts, &options, |_, _| ()).unwrap();
+    for ((found, expected), begun) in generated.texts.iter().zip(expected).zip(begun) {
+        assert_eq!(found, &expected.answer[begun..][..30]);
+    }
+}
+
+/// The logits of the last token of one answer.
+fn compare_logits(model: &impl Generate, expected: &Answer) {
+    let tokens: Vec<i64> = expected.begun(expected.answer.len() - 1).into_iter().map(i64::from).collect();
+    let tokens = Tensor::<1, Int>::from_ints(&tokens[..], &Device::flex()).unsqueeze::<2>();
+    let logits = model.next_logits(tokens, 10, &mut model.cache(None)).into_data();
+    assert_near(&logits.iter::<f32>().collect::<Vec<_>>(), &expected.last_logits, "logits");
+}
+
+fn answers_to_texts(path: &Path) {
+    let expected = Answer::read(path);
+    let questions: Vec<Vec<u32>> =
+        expected.iter().map(|answer| serde_json::from_value(answer.question.clone()).unwrap()).collect();
     for options in budgets().take(1).chain([eager()]) {
-        let device = Device::flex();
-        let (model, _) = memsave::t5::T5::from_directory(path, &options, &device).unwrap();
+        let (model, _) = memsave::t5::T5::from_directory(path, &options, &Device::flex()).unwrap();
         let reader = model.reader(&questions).unwrap();
         // Keys and values of the padded texts, for both blocks of the decoder.
         assert_eq!(reader.bytes(), 2 * 2 * 3 * 30 * 4 * 8 * 4);
-        let prompts = vec![vec![0]; questions.len()];
-        let options = GenerateOptions::new(expected[0].answer.len());
-        let generated = generate(&reader, &prompts, &options, |_, _| ()).unwrap();
-        for (found, expected) in generated.texts.iter().zip(&expected) {
-            assert_eq!(found, &expected.answer);
+        compare_answers(&reader, &expected);
+        compare_logits(&model.reader(&questions[..1]).unwrap(), &expected[0]);
+    }
+}
+
+/// Features and texts.
+fn sounds(path: &Path, expected: &Expected) {
+    let device = Device::flex();
+    let batch = |range: Range<usize>| {
+        let sounds = expected.inputs[range].iter().map(|sound| {
+            let rows: Vec<Vec<f32>> = serde_json::from_value(sound.clone()).unwrap();
+            Tensor::<2>::from_data(TensorData::new(rows.concat(), [6, 20]), &device)
+        });
+        Tensor::stack::<3>(sounds.collect(), 0)
+    };
+    let (stock, _) = stock::whisper::Whisper::from_directory(path, &eager(), &device).unwrap();
+    expected.compare(&stock, batch);
+    let answers = Answer::read(path);
+    for options in budgets().chain([eager()]) {
+        let (model, _) = memsave::whisper::Whisper::from_directory(path, &options, &device).unwrap();
+        expected.compare(&model, batch);
+        let listener = model.listener(batch(0..3)).unwrap();
+        assert_eq!(listener.bytes(), 3 * 2 * 3 * 10 * 24 * 4);
+        compare_answers(&listener, &answers);
+        compare_logits(&model.listener(batch(0..1)).unwrap(), &answers[0]);
+        let tokens: Vec<i64> = answers[0].begun(63).into_iter().map(i64::from).collect();
+        let tokens = Tensor::<1, Int>::from_ints(&tokens[..], &device).unsqueeze::<2>();
+        for logits in [model.logits(batch(0..1), tokens.clone()), stock.logits(batch(0..1), tokens)] {
+            let [_, length, _] = logits.dims();
+            let last: Vec<f32> = logits.narrow(1, length - 1, 1).into_data().iter::<f32>().collect();
+            assert_near(&last, &answers[0].last_logits, "all logits");
         }
-        // The beginnings of answers, in parts, with padding before all but the longest.
-        let begun: Vec<_> =
-            expected.iter().zip([20, 7, 1]).map(|(of, tokens)| &of.answer[..tokens]).collect();
-        let prompts: Vec<_> = begun.iter().map(|begun| [&[0], *begun].concat()).collect();
-        let options = GenerateOptions::new(30).with_tokens_at_once(6);
-        let generated = generate(&reader, &prompts, &options, |_, _| ()).unwrap();
-        for ((found, expected), begun) in generated.texts.iter().zip(&expected).zip(&begun) {
-            assert_eq!(found, &expected.answer[begun.len()..][..30]);
-        }
-        // The logits of the last token that was chosen.
-        let reader = model.reader(&questions[..1]).unwrap();
-        let mut cache = reader.cache(None);
-        let tokens: Vec<i64> =
-            [0].into_iter().chain(expected[0].answer.iter().map(|&token| token.into())).collect();
-        let tokens = Tensor::<1, Int>::from_ints(&tokens[..tokens.len() - 1], &device).unsqueeze::<2>();
-        let logits = reader.next_logits(tokens, 10, &mut cache).into_data();
-        assert_near(&logits.iter::<f32>().collect::<Vec<_>>(), &expected[0].last_logits, "logits");
     }
 }
 
@@ -249,9 +307,91 @@ fn what_has_no_features() {
     let images = Tensor::<4>::ones([2, 3, 12, 16], &device);
     let error = features(&vit, [images.clone()], mean).next().unwrap().unwrap_err();
     assert!(error.to_string().contains("images of [3, 12, 16]"), "{error}");
+    let sizes = WhisperSize {
+        vocabulary: 50,
+        width: 24,
+        heads: 3,
+        decoder_heads: 3,
+        ..WhisperSize::TINY_MULTILINGUAL
+    };
+    let whisper = memsave::whisper::Whisper::new(&sizes, &device);
+    let error = features(&whisper, [Tensor::<3>::ones([1, 80, 2999], &device)], mean).next().unwrap();
+    assert!(error.unwrap_err().to_string().contains("sounds of [80, 2999]"));
     let images = images.narrow(3, 0, 12);
     let rows = features(&vit, [images.clone().cast(DType::F16)], mean).next().unwrap().unwrap();
     assert_eq!((rows.dims(), rows.dtype()), ([2, 24], DType::F32));
     let error = features(&vit, [images * f32::INFINITY], mean).next().unwrap().unwrap_err();
     assert!(matches!(error, FeatureError::NotFinite { batch: 0 }), "{error}");
+}
+
+/// The example writes features to their places, in batches of similar lengths.
+#[test]
+fn the_order_of_the_output_is_that_of_the_input() {
+    let lengths = [2, 5, 1, 4, 4];
+    let batches = batches::batches(&lengths, 8);
+    assert_eq!(batches, [vec![1], vec![3, 4], vec![0, 2]]);
+    assert_eq!(batches::batches(&lengths, 0).len(), 5);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("features.safetensors");
+    for (rows, has_lengths) in [(lengths, true), ([1; 5], false)] {
+        let mut output = Output::create(&path, &rows, 3, has_lengths).unwrap();
+        for batch in &batches {
+            // Each number says of which text it is.
+            let numbers = batch.iter().flat_map(|&text| vec![text as f32; 3 * rows[text]]);
+            let numbers: Vec<f32> = numbers.collect();
+            output.write(batch, TensorData::new(numbers.clone(), [numbers.len() / 3, 3])).unwrap();
+        }
+        output.finish().unwrap();
+        let file = WeightFile::open(&path).unwrap();
+        let expected: Vec<f32> = (0..5).flat_map(|text| vec![text as f32; 3 * rows[text]]).collect();
+        let features = file.read("features").unwrap();
+        assert_eq!((&features.shape()[..], file.has("lengths")), (&[expected.len() / 3, 3][..], has_lengths));
+        assert_eq!(features.iter::<f32>().collect::<Vec<_>>(), expected);
+        if has_lengths {
+            let lengths: Vec<i64> = file.read("lengths").unwrap().iter::<i64>().collect();
+            assert_eq!(lengths, rows.map(|rows| rows as i64));
+        }
+    }
+}
+
+/// The example's images are those of `torch`, which `transformers` resizes with, but for rounding to whole numbers.
+fn resized_images(directory: &Path) {
+    let images: Value = serde_json::from_slice(&fs::read(directory.join("resized.json")).unwrap()).unwrap();
+    let bytes = |value: &Value| serde_json::from_value::<Vec<u8>>(value.clone()).unwrap();
+    let size = |value: &Value| serde_json::from_value::<[usize; 2]>(value.clone()).unwrap();
+    for image in images.as_array().unwrap() {
+        let rgb = Rgb { size: size(&image["from"]), bytes: bytes(&image["image"]) };
+        let (resized, expected) = (pixels::resized(rgb, size(&image["to"])), bytes(&image["resized"]));
+        assert_eq!((resized.size, resized.bytes.len()), (size(&image["to"]), expected.len()));
+        let off = resized.bytes.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(off <= Some(1), "{:?}: off by {off:?}", resized.size);
+    }
+}
+
+#[test]
+fn images_are_prepared_as_the_configuration_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let read = |config: Value| {
+        fs::write(directory.path().join("preprocessor_config.json"), config.to_string()).unwrap();
+        Preprocessor::read(directory.path()).map_err(|error| error.to_string())
+    };
+    let image = || Rgb { size: [1, 2], bytes: vec![0, 51, 102, 255, 204, 153] };
+    let usual = json!({"size": {"height": 1, "width": 2}, "image_processor_type": "ViTImageProcessor", "resample": 2});
+    let (numbers, size) = read(usual).unwrap().apply(image());
+    assert_eq!(size, [1, 2]);
+    assert_near(&numbers, &[-1.0, 1.0, -0.6, 0.6, -0.2, 0.2], "as usual");
+    let other = json!({"do_resize": false, "image_mean": [0.0, 0.2, 0.4], "image_std": [1.0, 0.5, 0.1], "resample": 3});
+    let (numbers, _) = read(other).unwrap().apply(image());
+    assert_near(&numbers, &[0.0, 1.0, 0.0, 1.2, 0.0, 2.0], "with other means");
+    let (numbers, _) =
+        read(json!({"size": 1, "do_rescale": false, "do_normalize": false})).unwrap().apply(image());
+    assert_eq!(numbers, [128.0, 128.0, 128.0]);
+    for (config, expected) in [
+        (json!({"resample": 3}), "resample is 3, which is not supported"),
+        (json!({"size": {"shortest_edge": 4}}), r#"size is {"shortest_edge":4}, which is not supported"#),
+        (json!({"size": 0}), "size is [0, 0], which is not supported"),
+        (json!({"do_center_crop": true}), "do_center_crop is true, which is not supported"),
+    ] {
+        assert!(read(config).unwrap_err().ends_with(expected), "{expected}");
+    }
 }

@@ -6,8 +6,11 @@
 //! ```
 //!
 //! Texts are in lines; of a file that ends in `.jsonl`, in lines of JSON, as `{"text": ...}`. Each gets the special tokens of `tokenizer.json`. Texts of
-//! similar lengths are computed together, and their features are written to their places, so that the output has the order of the input. For a
-//! vision transformer, the data are images that are ready for it: the tensor `images` of a safetensors file, `[count, channels, height, width]`.
+//! similar lengths are computed together, and their features are written to their places, so that the output has the order of the input.
+//!
+//! For a vision transformer, the data are images: the tensor `images` of a safetensors file, `[count, channels, height, width]`, which is ready
+//! for it, or, with the feature `images`, the PNG and JPEG files of a folder in the order of their names, which are resized and normalized as
+//! `preprocessor_config.json` says.
 //!
 //! The output has the tensor `features`, `[count, width]` in f32. With `--pool all`, it is `[tokens, width]`, all tokens of the first text before those of
 //! the second, and the tensor `lengths` says how many each text has.
@@ -17,9 +20,9 @@
 use burn::tensor::{DType, Device};
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, TrackingAllocator, mib};
-use burn_memsave_models::memsave::{bert::Bert, vit::Vit};
+use burn_memsave_models::memsave::{bert::Bert, t5::T5, vit::Vit};
 use burn_memsave_models::{
-    ConfigError, EncoderSize, FeatureEncoder, FeatureOptions, Pooling, VitSize, features,
+    ConfigError, EncoderSize, FeatureEncoder, FeatureOptions, Pooling, T5Size, VitSize, features,
 };
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
@@ -30,8 +33,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+mod batches;
 mod data;
 mod output;
+#[cfg(feature = "images")]
+mod pixels;
 #[allow(dead_code)] // conversations
 #[path = "../text/mod.rs"]
 mod text;
@@ -45,7 +51,7 @@ struct Args {
     /// The directory of the model: config.json, safetensors, and for texts tokenizer.json.
     #[arg(long)]
     model: PathBuf,
-    /// Texts in lines, or in lines of JSON (.jsonl), {"text": ...}; or a safetensors file with a tensor `images`.
+    /// Texts in lines, or in lines of JSON (.jsonl), {"text": ...}; or a safetensors file with a tensor `images`, or a folder of images.
     #[arg(long)]
     data: PathBuf,
     /// The file of the features.
@@ -111,12 +117,16 @@ impl Numbers {
 /// The size of an encoder.
 enum Size {
     Text(EncoderSize),
+    T5(T5Size),
     Image(VitSize),
 }
 
 impl Size {
     fn read(directory: &Path) -> Result<Self, ConfigError> {
         match EncoderSize::from_directory(directory) {
+            Err(ConfigError::Unsupported { field, value, .. }) if field == "model_type" && value == "t5" => {
+                Ok(Self::T5(T5Size::from_directory(directory)?))
+            }
             Err(ConfigError::Unsupported { field, value, .. }) if field == "model_type" && value == "vit" => {
                 Ok(Self::Image(VitSize::from_directory(directory)?))
             }
@@ -142,8 +152,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let run = write_features(&model, &texts, &args, &report)?;
             (report, run)
         }
+        Size::T5(size) => {
+            let texts = Texts::read(&args.model, &args.data, None, args.truncate)?;
+            let (model, report) = T5::from_file(&size, file, &options, &device)?;
+            let run = write_features(&model, &texts, &args, &report)?;
+            (report, run)
+        }
         Size::Image(size) => {
-            let images = Images::open(&args.data, size.tokens())?;
+            let images = Images::open(&args.model, &args.data, size.tokens())?;
             let (model, report) = Vit::from_file(&size, file, &options, &device)?;
             let run = write_features(&model, &images, &args, &report)?;
             (report, run)
@@ -187,7 +203,7 @@ fn write_features<I: Inputs>(
     let options = args.layer.map_or(options, |layer| options.with_layer(layer));
     let rows: Vec<usize> =
         tokens.iter().map(|&tokens| if pooling == Pooling::All { tokens } else { 1 }).collect();
-    let batches = data::batches(tokens, args.at_once);
+    let batches = batches::batches(tokens, args.at_once);
 
     let bar = ProgressBar::new(tokens.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len}, {elapsed} of {duration}")?);

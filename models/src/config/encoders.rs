@@ -1,6 +1,6 @@
 //! Sizes of encoders.
 use super::{ConfigError, Fields, MOST};
-use crate::{EncoderSize, T5Size, VitSize};
+use crate::{EncoderSize, T5Size, VitSize, WhisperSize};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -170,6 +170,67 @@ impl T5Size {
         const UNUSED: [&str; 4] =
             ["decoder_start_token_id", "initializer_factor", "n_positions", "task_specific_params"];
         fields.values.retain(|field, _| !UNUSED.contains(&field.as_str()));
+        fields.without_heads();
+        fields.finish()?;
+        Ok(size)
+    }
+}
+
+impl WhisperSize {
+    /// The size of the Whisper in a directory of Hugging Face, by its `config.json`. Dropout of attention weights in the decoder, which the model
+    /// here does not have, is left out, and so is the augmentation of sounds in training.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or asks for what the model does not have here.
+    pub fn from_directory(directory: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut fields = Fields::read(directory.as_ref().join("config.json"))?;
+        let family: String = fields.require("model_type")?;
+        if family != "whisper" {
+            return Err(fields.unsupported("model_type", family.into()));
+        }
+        let size = Self {
+            vocabulary: fields.positive("vocab_size")?,
+            mels: fields.positive("num_mel_bins")?,
+            places: fields.positive("max_source_positions")?,
+            length: fields.positive("max_target_positions")?,
+            width: fields.positive("d_model")?,
+            hidden: fields.positive("encoder_ffn_dim")?,
+            heads: fields.positive("encoder_attention_heads")?,
+            layers: fields.few("encoder_layers")?,
+            decoder_hidden: fields.positive("decoder_ffn_dim")?,
+            decoder_heads: fields.positive("decoder_attention_heads")?,
+            decoder_layers: fields.few("decoder_layers")?,
+            dropout: fields.rate("dropout", 0.0)?,
+            attention_dropout: fields.rate("attention_dropout", 0.0)?,
+            inner_dropout: fields.rate("activation_dropout", 0.0)?,
+        };
+        for (field, heads) in
+            [("encoder_attention_heads", size.heads), ("decoder_attention_heads", size.decoder_heads)]
+        {
+            if !size.width.is_multiple_of(heads) {
+                return Err(fields.unsupported(field, heads.into()));
+            }
+        }
+        fields.expect("activation_function", &["gelu".into()])?;
+        fields.expect("num_hidden_layers", &[size.layers.into()])?;
+        fields.expect("is_encoder_decoder", &[true.into()])?;
+        fields.expect("tie_word_embeddings", &[true.into()])?;
+        for layers in ["encoder_layerdrop", "decoder_layerdrop"] {
+            fields.expect(layers, &[0.0.into(), 0.into()])?;
+        }
+        // What generation begins with and leaves out, timestamps, classifiers, and how weights were drawn.
+        const UNUSED: [&str; 8] = [
+            "apply_spec_augment",
+            "begin_suppress_tokens",
+            "classifier_proj_size",
+            "decoder_start_token_id",
+            "forced_decoder_ids",
+            "init_std",
+            "median_filter_width",
+            "suppress_tokens",
+        ];
+        fields.values.retain(|field, _| !field.starts_with("mask_") && !UNUSED.contains(&field.as_str()));
         fields.without_heads();
         fields.finish()?;
         Ok(size)
@@ -353,7 +414,7 @@ mod tests {
             ),
             (json!({"dense_act_fn": "gelu"}), r#"dense_act_fn is "gelu", which is not supported"#),
             (json!({"is_encoder_decoder": false}), "is_encoder_decoder is false, which is not supported"),
-            (json!({"layer_norm_epsilon": 1e-5}), "layer_norm_epsilon is 1e-5, which is not supported"),
+            (json!({"layer_norm_epsilon": 0.5}), "layer_norm_epsilon is 0.5, which is not supported"),
             (json!({"num_decoder_layers": 0}), "num_decoder_layers is 0, which is not supported"),
             (
                 json!({"relative_attention_num_buckets": 3}),
@@ -363,6 +424,35 @@ mod tests {
                 json!({"relative_attention_max_distance": 16}),
                 "relative_attention_max_distance is 16, which is not supported",
             ),
+        ] {
+            assert_eq!(of(changes), Err(expected.into()));
+        }
+    }
+    #[test]
+    fn encoders_of_sound() {
+        // As `transformers` writes whisper-tiny.
+        let config = json!({
+            "model_type": "whisper", "vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500, "d_model": 384,
+            "max_target_positions": 448, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536,
+            "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536, "activation_function": "gelu",
+            "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "encoder_layerdrop": 0.0, "init_std": 0.02,
+            "decoder_layerdrop": 0.0, "scale_embedding": false, "is_encoder_decoder": true, "num_hidden_layers": 4,
+            "begin_suppress_tokens": [220, 50257], "suppress_tokens": [1, 2], "decoder_start_token_id": 50258,
+            "forced_decoder_ids": [[1, 50259]], "mask_time_prob": 0.05, "median_filter_width": 7, "max_length": 448
+        });
+        let of = |changes| read(&config, changes, |directory| WhisperSize::from_directory(directory));
+        assert_eq!(of(json!({})), Ok(WhisperSize::TINY_MULTILINGUAL));
+        let deep = WhisperSize { decoder_layers: 2, decoder_heads: 8, ..WhisperSize::TINY_MULTILINGUAL };
+        assert_eq!(of(json!({"decoder_layers": 2, "decoder_attention_heads": 8})), Ok(deep));
+        for (changes, expected) in [
+            (
+                json!({"activation_function": "relu"}),
+                r#"activation_function is "relu", which is not supported"#,
+            ),
+            (json!({"decoder_attention_heads": 5}), "decoder_attention_heads is 5, which is not supported"),
+            (json!({"scale_embedding": true}), "scale_embedding is true, which is not supported"),
+            (json!({"encoder_layerdrop": 0.1}), "encoder_layerdrop is 0.1, which is not supported"),
+            (json!({"max_source_positions": null}), "there is no max_source_positions"),
         ] {
             assert_eq!(of(changes), Err(expected.into()));
         }
