@@ -13,8 +13,9 @@ pub trait FeatureEncoder {
     fn device(&self) -> Device;
 
     /// The hidden states of a batch after so many layers. 0 are the embeddings, and `None` is what the network makes of the last layer's output,
-    /// by a norm if it has one there: `hidden_states[layer]` and `last_hidden_state` in `transformers`. Later layers are not computed, and
-    /// their weights are not read.
+    /// by a norm if it has one there: `hidden_states[layer]` and `last_hidden_state` in `transformers`, where those of the last layer of T5 and
+    /// Whisper are normalized, too. Later layers are not computed, and their weights are not read, unless
+    /// the cache reads ahead.
     ///
     /// # Errors
     ///

@@ -347,7 +347,8 @@ impl EncoderDecoder for T5 {
     }
 }
 
-/// Those of the encoder. Weights of the decoder are not read.
+/// Those of the encoder. Weights of the decoder are not read. In memory is also a number for each head and each pair of places in the longest text,
+/// which attention adds to its products.
 impl FeatureEncoder for T5 {
     type Batch = Vec<Vec<u32>>;
 

@@ -147,7 +147,16 @@ where
         assert!(report.lazy.len() > 12 && report.missing.is_empty());
         expected.compare(&lazy, batch);
         assert_eq!(rows(&lazy), rows(&in_memory));
+        assert!(report.cache.cached_bytes() <= report.cache.budget());
     }
+    // Layers that are not needed are not read, but for what may be read ahead.
+    let options = LazyOptions::new().with_min_bytes(0).with_budget(1 << 20).with_prefetch(0);
+    let (lazy, report) = load(options);
+    let options = FeatureOptions::new(Pooling::First).with_layer(1);
+    features(&lazy, [texts.clone()], options).next().unwrap().unwrap();
+    let cached = report.cache.cached();
+    let is_cached = |part: &str| cached.iter().any(|path| path.contains(part));
+    assert!(is_cached("s.0.") && !is_cached("s.1.") && !is_cached("decoder"), "{cached:?}");
 }
 
 /// A text or a sound, and what is generated from it.
