@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from small import encoder
 from texts import NEW, is_clear, shaken
 from transformers import (
@@ -87,6 +88,8 @@ for name, (make, config) in families.items():
     height, width = config.image_size if name == "vit_wide" else (12, 12)
     images = [torch.randn(1, config.num_channels, height, width) for _ in range(3)]
     expect(name, model.base_model, images, [0, 1, 2], of_image)
+
+    save_file({"images": torch.cat(images)}, directory / name / "images.safetensors")
 
 # With the names of checkpoints of older and newer versions, whichever the installed one writes.
 OLD = {

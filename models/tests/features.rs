@@ -6,23 +6,31 @@ use burn_memsave_models::{
     Encoder, EncoderSize, FeatureEncoder, FeatureError, FeatureOptions, Generate, GenerateOptions, Pooling,
     VitSize, WhisperSize, features, generate, memsave, stock,
 };
+use images::Images;
+use inputs::Inputs;
 use output::Output;
 use pixels::{Preprocessor, Rgb};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use write::{Run, Settings, write_features};
 
 // Of the example.
-#[path = "../examples/features/batches.rs"]
-mod batches;
+#[path = "../examples/features/images.rs"]
+mod images;
+#[path = "../examples/features/inputs.rs"]
+mod inputs;
 #[path = "../examples/features/output.rs"]
 mod output;
 #[path = "../examples/features/pixels.rs"]
 mod pixels;
 mod python;
+#[path = "../examples/features/write.rs"]
+mod write;
 
 /// Inputs, and the states of their tokens after some of the layers, or the last one.
 #[derive(Deserialize)]
@@ -107,8 +115,8 @@ fn features_are_those_of_transformers() {
         println!("{name}");
         let expected = Expected::read(&path);
         match name.split('_').next() {
-            Some("vit") => images(&path, &expected),
-            Some("whisper") => sounds(&path, &expected),
+            Some("vit") => compare_images(&path, &expected),
+            Some("whisper") => compare_sounds(&path, &expected),
             Some("t5") => {
                 let load = |options| memsave::t5::T5::from_directory(&path, &options, &device).unwrap();
                 texts(&expected, &stock::t5::T5::from_directory(&path, &eager(), &device).unwrap().0, load);
@@ -149,6 +157,12 @@ where
         assert_eq!(rows(&lazy), rows(&in_memory));
         assert!(report.cache.cached_bytes() <= report.cache.budget());
     }
+    let (lazy, report) = load(LazyOptions::new().with_min_bytes(0));
+    let listed = Listed(texts.clone(), texts.iter().map(Vec::len).collect());
+    let states = &expected.states["last"];
+    let means: Vec<f32> = states.iter().flat_map(|state| mean(state, 24)).collect();
+    assert_near(&written(&lazy, &listed, Pooling::Mean, &report), &means, "written means");
+    assert_near(&written(&lazy, &listed, Pooling::All, &report), &states.concat(), "all written");
     // Layers that are not needed are not read, but for what may be read ahead.
     let options = LazyOptions::new().with_min_bytes(0).with_budget(1 << 20).with_prefetch(0);
     let (lazy, report) = load(options);
@@ -224,7 +238,7 @@ fn answers_to_texts(path: &Path) {
 }
 
 /// Features and texts.
-fn sounds(path: &Path, expected: &Expected) {
+fn compare_sounds(path: &Path, expected: &Expected) {
     let device = Device::flex();
     let batch = |range: Range<usize>| {
         let sounds = expected.inputs[range].iter().map(|sound| {
@@ -253,7 +267,19 @@ fn sounds(path: &Path, expected: &Expected) {
     }
 }
 
-fn images(path: &Path, expected: &Expected) {
+fn compare_images(path: &Path, expected: &Expected) {
+    let file = path.join("images.safetensors");
+    if file.exists() {
+        let size = VitSize::from_directory(path).unwrap();
+        let (model, report) =
+            memsave::vit::Vit::from_directory(path, &budgets().next().unwrap(), &Device::flex()).unwrap();
+        let images = Images::open(path, &file, size.tokens()).unwrap();
+        let means: Vec<f32> = expected.states["last"].iter().flat_map(|state| mean(state, 24)).collect();
+        assert_near(&written(&model, &images, Pooling::Mean, &report), &means, "written means");
+        assert!(Images::open(path, &path.join("model.safetensors"), 1).is_err());
+        assert!(Images::open(path, path, 1).is_err_and(|error| error.to_string().contains("`images`")));
+    }
+
     let device = Device::flex();
     let size = VitSize::from_directory(path).unwrap();
     let shape = [size.channels, size.image[0], size.image[1]];
@@ -337,9 +363,9 @@ fn what_has_no_features() {
 #[test]
 fn the_order_of_the_output_is_that_of_the_input() {
     let lengths = [2, 5, 1, 4, 4];
-    let batches = batches::batches(&lengths, 8);
+    let batches = inputs::batches(&lengths, 8);
     assert_eq!(batches, [vec![1], vec![3, 4], vec![0, 2]]);
-    assert_eq!(batches::batches(&lengths, 0).len(), 5);
+    assert_eq!(inputs::batches(&lengths, 0).len(), 5);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("features.safetensors");
     for (rows, has_lengths) in [(lengths, true), ([1; 5], false)] {
@@ -361,6 +387,44 @@ fn the_order_of_the_output_is_that_of_the_input() {
             assert_eq!(lengths, rows.map(|rows| rows as i64));
         }
     }
+}
+
+/// Texts of the example, without a tokenizer.
+struct Listed(Vec<Vec<u32>>, Vec<usize>);
+
+impl Inputs for Listed {
+    type Batch = Vec<Vec<u32>>;
+
+    fn tokens(&self) -> &[usize] {
+        &self.1
+    }
+
+    fn batch(&self, numbers: &[usize]) -> Result<Self::Batch, Box<dyn Error>> {
+        Ok(numbers.iter().map(|&text| self.0[text].clone()).collect())
+    }
+
+    fn names(&self, numbers: &[usize]) -> String {
+        format!("the texts {numbers:?}")
+    }
+}
+
+/// What the example writes.
+fn written<I: Inputs>(
+    model: &impl FeatureEncoder<Batch = I::Batch>,
+    inputs: &I,
+    pooling: Pooling,
+    report: &LazyReport,
+) -> Vec<f32> {
+    let directory = tempfile::tempdir().unwrap();
+    let output = &directory.path().join("features.safetensors");
+    let settings = Settings { output, pooling, layer: None, at_once: 26 };
+    let Run { inputs: count, tokens, batches, seconds, read } =
+        write_features(model, inputs, &settings, &report.cache).unwrap();
+    assert_eq!((count, tokens), (inputs.tokens().len(), inputs.tokens().iter().sum()));
+    assert!(batches > 1 && batches < count && read > 0 && seconds > 0.0);
+    let file = WeightFile::open(output).unwrap();
+    assert_eq!(file.has("lengths"), pooling == Pooling::All);
+    file.read("features").unwrap().iter::<f32>().collect()
 }
 
 /// The example's images are those of `torch`, which `transformers` resizes with, but for rounding to whole numbers.

@@ -18,29 +18,28 @@
 //! In memory are at most the weights of the budget, a batch and its features, and all texts as tokens.
 #![recursion_limit = "256"]
 use burn::tensor::{DType, Device};
-use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
+use burn_memsave::lazy::{LazyOptions, WeightFile};
 use burn_memsave::measure::{ResidentMemory, TrackingAllocator, mib};
 use burn_memsave_models::memsave::{bert::Bert, t5::T5, vit::Vit};
-use burn_memsave_models::{
-    ConfigError, EncoderSize, FeatureEncoder, FeatureOptions, Pooling, T5Size, VitSize, features,
-};
+use burn_memsave_models::{ConfigError, EncoderSize, Pooling, T5Size, VitSize};
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
-use data::{Images, Inputs, Texts};
-use indicatif::{ProgressBar, ProgressStyle};
-use output::Output;
+use images::Images;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use texts::Texts;
+use write::{Run, Settings, write_features};
 
-mod batches;
-mod data;
+mod images;
+mod inputs;
 mod output;
 #[cfg(feature = "images")]
 mod pixels;
 #[allow(dead_code)] // conversations
 #[path = "../text/mod.rs"]
 mod text;
+mod texts;
+mod write;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -145,23 +144,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         true => unsafe { WeightFile::open_mapped(&args.model)? },
         false => WeightFile::open(&args.model)?,
     };
+    let Args { layer, at_once, .. } = args;
+    let settings = Settings { output: &args.output, pooling: args.pool.pooling(), layer, at_once };
     let (report, run) = match size {
         Size::Text(size) => {
             let texts = Texts::read(&args.model, &args.data, Some(size.length), args.truncate)?;
             let (model, report) = Bert::from_file(&size, file, &options, &device)?;
-            let run = write_features(&model, &texts, &args, &report)?;
+            let run = write_features(&model, &texts, &settings, &report.cache)?;
             (report, run)
         }
         Size::T5(size) => {
             let texts = Texts::read(&args.model, &args.data, None, args.truncate)?;
             let (model, report) = T5::from_file(&size, file, &options, &device)?;
-            let run = write_features(&model, &texts, &args, &report)?;
+            let run = write_features(&model, &texts, &settings, &report.cache)?;
             (report, run)
         }
         Size::Image(size) => {
             let images = Images::open(&args.model, &args.data, size.tokens())?;
             let (model, report) = Vit::from_file(&size, file, &options, &device)?;
-            let run = write_features(&model, &images, &args, &report)?;
+            let run = write_features(&model, &images, &settings, &report.cache)?;
             (report, run)
         }
     };
@@ -179,64 +180,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         report.cache.statistics(),
     );
     Ok(())
-}
-
-/// What was computed, and how.
-struct Run {
-    inputs: usize,
-    tokens: usize,
-    batches: usize,
-    seconds: f64,
-    /// Bytes of weights.
-    read: u64,
-}
-
-/// Writes the features of all inputs.
-fn write_features<I: Inputs>(
-    encoder: &impl FeatureEncoder<Batch = I::Batch>,
-    inputs: &I,
-    args: &Args,
-    report: &LazyReport,
-) -> Result<Run, Box<dyn Error>> {
-    let (pooling, tokens) = (args.pool.pooling(), inputs.tokens());
-    let options = FeatureOptions::new(pooling);
-    let options = args.layer.map_or(options, |layer| options.with_layer(layer));
-    let rows: Vec<usize> =
-        tokens.iter().map(|&tokens| if pooling == Pooling::All { tokens } else { 1 }).collect();
-    let batches = batches::batches(tokens, args.at_once);
-
-    let bar = ProgressBar::new(tokens.len() as u64)
-        .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len}, {elapsed} of {duration}")?);
-    let (begin, mut output, mut unread) = (Instant::now(), None, None);
-    let read = batches.iter().map_while(|batch| match inputs.batch(batch) {
-        Ok(inputs) => Some(inputs),
-        Err(error) => {
-            unread = Some(error);
-            None
-        }
-    });
-    for (batch, features) in batches.iter().zip(features(encoder, read, options)) {
-        // Which text it is in the file is known here only.
-        let features = features.map_err(|error| format!("batch of {}: {error}", inputs.names(batch)))?;
-        let [_, width] = features.dims();
-        let output = match &mut output {
-            Some(output) => output,
-            None => output.insert(Output::create(&args.output, &rows, width, pooling == Pooling::All)?),
-        };
-        output.write(batch, features.into_data())?;
-        bar.inc(batch.len() as u64);
-    }
-    if let Some(error) = unread {
-        return Err(error);
-    }
-    bar.finish();
-    output.map_or(Ok(()), Output::finish)?;
-    let statistics = report.cache.statistics();
-    Ok(Run {
-        inputs: tokens.len(),
-        tokens: tokens.iter().sum(),
-        batches: batches.len(),
-        seconds: begin.elapsed().as_secs_f64(),
-        read: statistics.bytes_read + statistics.bytes_unpacked,
-    })
 }

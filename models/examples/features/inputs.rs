@@ -1,5 +1,20 @@
-//! [`batches`]: inputs that are computed at once.
+//! [`Inputs`] of an encoder, and their batches.
 use std::cmp::Reverse;
+use std::error::Error;
+
+/// Inputs of an encoder.
+pub trait Inputs {
+    type Batch;
+
+    /// The number of tokens of each.
+    fn tokens(&self) -> &[usize];
+
+    /// Some of them.
+    fn batch(&self, numbers: &[usize]) -> Result<Self::Batch, Box<dyn Error>>;
+
+    /// What some of them are called in messages.
+    fn names(&self, numbers: &[usize]) -> String;
+}
 
 /// The numbers of inputs of these lengths, for batches of at most so many tokens with padding, or of one input. The longest come first: if they
 /// are too many for memory, that shows at once.
