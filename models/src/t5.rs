@@ -233,6 +233,49 @@ impl Stack {
     fn normalized(&self, x: Tensor<3>) -> Tensor<3> {
         self.dropout.forward(self.norm.forward(x))
     }
+
+    /// [`FeatureEncoder::hidden_states`] of the encoder.
+    fn hidden_states(
+        &self,
+        words: &Embedding,
+        texts: &[Vec<u32>],
+        layer: Option<usize>,
+    ) -> Result<HiddenStates, FeatureError> {
+        check_texts(texts, words.weight.lazy_shape()[0], None)?;
+        let Padded { tokens, padding, lengths } = Padded::new(texts, &self.norm.gamma.device());
+        let (x, padding) = (words.forward(tokens), unseen(padding));
+        let states = match layer {
+            Some(layers) if layers < self.blocks.len() => self.through(layers, x, padding, None),
+            // In `transformers`, those of the last layer are normalized, too.
+            _ => self.forward(x, padding, None),
+        };
+        Ok(HiddenStates { states, lengths })
+    }
+
+    /// [`HuggingFace::module_name`] of what is in the encoder or the decoder, as this one has it.
+    fn module_name(&self, path: &str) -> String {
+        let is_gated = self.blocks.iter().any(|block| block.gate.is_some());
+        let inner = if is_gated { "wi_0" } else { "wi" };
+        let feed_forward = if path.starts_with("decoder") { ".layer.2" } else { ".layer.1" };
+        let here_and_there = [
+            ("words", "shared"),
+            (".blocks.", ".block."),
+            (".cross.attention.", ".layer.1.EncDecAttention."),
+            (".attention.", ".layer.0.SelfAttention."),
+            ("Attention.query", "Attention.q"),
+            ("Attention.key", "Attention.k"),
+            ("Attention.value", "Attention.v"),
+            ("Attention.output", "Attention.o"),
+            (".inner", &format!("{feed_forward}.DenseReluDense.{inner}")),
+            (".gate", &format!("{feed_forward}.DenseReluDense.wi_1")),
+            (".outer", &format!("{feed_forward}.DenseReluDense.wo")),
+            (".attention_norm", ".layer.0.layer_norm"),
+            (".cross.norm", ".layer.1.layer_norm"),
+            (".feed_forward_norm", &format!("{feed_forward}.layer_norm")),
+            (".norm", ".final_layer_norm"),
+        ];
+        replaced(path, &here_and_there)
+    }
 }
 
 /// [`Padded::padding`] as attention takes it.
@@ -362,17 +405,82 @@ impl FeatureEncoder for T5 {
 
     fn hidden_states(&self, batch: &Self::Batch, layer: Option<usize>) -> Result<HiddenStates, FeatureError> {
         check(self, batch.len(), layer)?;
-        check_texts(batch, self.words.weight.lazy_shape()[0], None)?;
-        let Padded { tokens, padding, lengths } = Padded::new(batch, &self.device());
-        let (x, padding) = (self.words.forward(tokens), unseen(padding));
-        let states = match layer {
-            Some(layers) if layers < self.encoder.blocks.len() => {
-                self.encoder.through(layers, x, padding, None)
-            }
-            // In `transformers`, those of the last layer are normalized, too.
-            _ => self.encoder.forward(x, padding, None),
-        };
-        Ok(HiddenStates { states, lengths })
+        self.encoder.hidden_states(&self.words, batch, layer)
+    }
+}
+
+/// The encoder of a [`T5`], for features. Checkpoints may have a decoder or not.
+#[derive(Module, Debug)]
+pub struct T5Encoder {
+    words: Embedding,
+    encoder: Stack,
+}
+
+impl T5Encoder {
+    /// With random weights.
+    pub fn new(size: &T5Size, device: &Device) -> Self {
+        let words = EmbeddingConfig::new(size.vocabulary, size.width).init(device);
+        Self { words, encoder: Stack::new(size, false, device) }
+    }
+
+    /// The encoder in a directory of Hugging Face, as [`T5::from_directory`].
+    ///
+    /// # Errors
+    ///
+    /// If the configuration asks for what this model does not have, or if the weights cannot be loaded.
+    pub fn from_directory(
+        directory: impl AsRef<Path>,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
+        let size = T5Size::from_directory(directory.as_ref())?;
+        Self::from_file(&size, WeightFile::open(directory)?, options, device)
+    }
+
+    /// An encoder of this size with the weights in a file that is open, or [mapped](WeightFile::open_mapped).
+    ///
+    /// # Errors
+    ///
+    /// If the weights cannot be loaded.
+    pub fn from_file(
+        size: &T5Size,
+        file: WeightFile,
+        options: &LazyOptions,
+        device: &Device,
+    ) -> Result<(Self, LazyReport), LoadError> {
+        let model = Self::new(size, device);
+        let file = named(&model, file)?;
+        load_from(model, &file, options, &[])
+    }
+}
+
+impl FeatureEncoder for T5Encoder {
+    type Batch = Vec<Vec<u32>>;
+
+    fn layers(&self) -> usize {
+        self.encoder.blocks.len()
+    }
+
+    fn device(&self) -> Device {
+        self.encoder.norm.gamma.device()
+    }
+
+    fn hidden_states(&self, batch: &Self::Batch, layer: Option<usize>) -> Result<HiddenStates, FeatureError> {
+        check(self, batch.len(), layer)?;
+        self.encoder.hidden_states(&self.words, batch, layer)
+    }
+}
+
+impl HuggingFace for T5Encoder {
+    const NAMES: &'static [(&'static str, &'static str)] = T5::NAMES;
+
+    fn first_names(&self) -> &'static [(&'static str, &'static str)] {
+        // Without `layer`, so that no other replacement is made in them.
+        &[(r"^decoder\.block\.(\d+)\.layer\.", "unused.decoder.$1."), (r"^decoder\.", "unused.decoder.")]
+    }
+
+    fn module_name(&self, path: &str) -> String {
+        self.encoder.module_name(path)
     }
 }
 
@@ -404,28 +512,6 @@ impl HuggingFace for T5 {
     }
 
     fn module_name(&self, path: &str) -> String {
-        if path == "head" {
-            return "lm_head".into();
-        }
-        let inner = if self.encoder.blocks.iter().any(|block| block.gate.is_some()) { "wi_0" } else { "wi" };
-        let feed_forward = if path.starts_with("decoder") { ".layer.2" } else { ".layer.1" };
-        let here_and_there = [
-            ("words", "shared"),
-            (".blocks.", ".block."),
-            (".cross.attention.", ".layer.1.EncDecAttention."),
-            (".attention.", ".layer.0.SelfAttention."),
-            ("Attention.query", "Attention.q"),
-            ("Attention.key", "Attention.k"),
-            ("Attention.value", "Attention.v"),
-            ("Attention.output", "Attention.o"),
-            (".inner", &format!("{feed_forward}.DenseReluDense.{inner}")),
-            (".gate", &format!("{feed_forward}.DenseReluDense.wi_1")),
-            (".outer", &format!("{feed_forward}.DenseReluDense.wo")),
-            (".attention_norm", ".layer.0.layer_norm"),
-            (".cross.norm", ".layer.1.layer_norm"),
-            (".feed_forward_norm", &format!("{feed_forward}.layer_norm")),
-            (".norm", ".final_layer_norm"),
-        ];
-        replaced(path, &here_and_there)
+        if path == "head" { "lm_head".into() } else { self.encoder.module_name(path) }
     }
 }

@@ -17,6 +17,7 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
     T5Config,
+    T5EncoderModel,
     T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
@@ -174,6 +175,10 @@ for name, config in families.items():
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
     expect(name, model.encoder, texts(), range(config.num_layers + 1), of_text)
     (directory / name / "answers.json").write_text(json.dumps(answers) + "\n")
+
+model = shaken(T5EncoderModel, T5Config(**t5))
+model.save_pretrained(directory / "encoder")
+expect("encoder", model, texts(), [0, 1, 2], of_text)
 
 whisper = WhisperConfig(
     vocab_size=50,

@@ -120,7 +120,17 @@ fn features_are_those_of_transformers() {
             Some("t5") => {
                 let load = |options| memsave::t5::T5::from_directory(&path, &options, &device).unwrap();
                 texts(&expected, &stock::t5::T5::from_directory(&path, &eager(), &device).unwrap().0, load);
+                let (encoder, _) = memsave::t5::T5Encoder::from_directory(&path, &eager(), &device).unwrap();
+                expected.compare(&encoder, |range| expected.texts()[range].to_vec());
                 answers_to_texts(&path);
+            }
+            Some("encoder") => {
+                let load =
+                    |options| memsave::t5::T5Encoder::from_directory(&path, &options, &device).unwrap();
+                let stock = stock::t5::T5Encoder::from_directory(&path, &eager(), &device).unwrap().0;
+                texts(&expected, &stock, load);
+                let error = memsave::t5::T5::from_directory(&path, &eager(), &device).unwrap_err();
+                assert!(error.to_string().contains("no tensor for the parameters [decoder."), "{error}");
             }
             _ => {
                 let load = |options| memsave::bert::Bert::from_directory(&path, &options, &device).unwrap();

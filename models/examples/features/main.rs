@@ -20,7 +20,7 @@
 use burn::tensor::{DType, Device};
 use burn_memsave::lazy::{LazyOptions, WeightFile};
 use burn_memsave::measure::{ResidentMemory, TrackingAllocator, mib};
-use burn_memsave_models::memsave::{bert::Bert, t5::T5, vit::Vit};
+use burn_memsave_models::memsave::{bert::Bert, t5::T5Encoder, vit::Vit};
 use burn_memsave_models::{ConfigError, EncoderSize, Pooling, T5Size, VitSize};
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
@@ -155,7 +155,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Size::T5(size) => {
             let texts = Texts::read(&args.model, &args.data, None, args.truncate)?;
-            let (model, report) = T5::from_file(&size, file, &options, &device)?;
+            let (model, report) = T5Encoder::from_file(&size, file, &options, &device)?;
             let run = write_features(&model, &texts, &settings, &report.cache)?;
             (report, run)
         }

@@ -165,10 +165,14 @@ impl T5Size {
         fields.expect("dense_act_fn", &[if gated { "gelu_new" } else { "relu" }.into()])?;
         fields.expect("is_gated_act", &[gated.into()])?;
         fields.expect("layer_norm_epsilon", &[1e-6.into()])?;
-        fields.expect("is_encoder_decoder", &[true.into()])?;
         // What generation begins with, how weights were drawn, and defaults of pipelines.
-        const UNUSED: [&str; 4] =
-            ["decoder_start_token_id", "initializer_factor", "n_positions", "task_specific_params"];
+        const UNUSED: [&str; 5] = [
+            "decoder_start_token_id",
+            "initializer_factor",
+            "is_encoder_decoder", // false if the file has the encoder alone
+            "n_positions",
+            "task_specific_params",
+        ];
         fields.values.retain(|field, _| !UNUSED.contains(&field.as_str()));
         fields.without_heads();
         fields.finish()?;
@@ -413,7 +417,7 @@ mod tests {
                 r#"feed_forward_proj is "gated-silu", which is not supported"#,
             ),
             (json!({"dense_act_fn": "gelu"}), r#"dense_act_fn is "gelu", which is not supported"#),
-            (json!({"is_encoder_decoder": false}), "is_encoder_decoder is false, which is not supported"),
+            (json!({"is_decoder": true}), "is_decoder is true, which is not supported"),
             (json!({"layer_norm_epsilon": 0.5}), "layer_norm_epsilon is 0.5, which is not supported"),
             (json!({"num_decoder_layers": 0}), "num_decoder_layers is 0, which is not supported"),
             (
