@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod encoders;
+
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

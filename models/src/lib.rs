@@ -12,6 +12,7 @@ use burn::tensor::{Device, Int, Tensor};
 mod cache;
 mod config;
 mod experts;
+mod features;
 mod generate;
 mod gguf;
 #[cfg(feature = "text")]
@@ -21,20 +22,28 @@ pub mod repeated;
 mod rotate;
 mod size;
 mod tables;
+mod vit_size;
+mod whisper_size;
 
 pub use cache::KeyValueCache;
 pub use config::ConfigError;
+pub use features::{FeatureEncoder, FeatureError, FeatureOptions, HiddenStates, Pooling, features};
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
 #[cfg(feature = "text")]
 pub use gguf_tokenizer::tokenizer_of_gguf;
 pub use size::{
     Biases, DecoderSize, EncoderSize, Experts, Gemma, Gpt2Size, GptJSize, RotaryStretch, T5Size, Window,
 };
+pub use vit_size::VitSize;
+pub use whisper_size::WhisperSize;
 
 macro_rules! models {
     (
         $(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $rotate:path, $loss:literal
-        $(, [$($decoder:literal),*], [$($gpt2:literal),*], [$($gptj:literal),*])?
+        $(
+            , [$($decoder:literal),*], [$($gpt2:literal),*], [$($gptj:literal),*], [$($t5:literal),*],
+            [$($whisper:literal),*]
+        )?
     ) => {
         $(#[$doc])*
         pub mod $namespace {
@@ -61,6 +70,22 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::{attention, linear};
                 include!("t5.rs");
+                $($(include!($t5);)*)?
+            }
+
+            /// Encoders of sound with decoders of text.
+            pub mod whisper {
+                use $nn;
+                use $functional as functional;
+                use functional::{attention, linear};
+                include!("whisper.rs");
+                $($(include!($whisper);)*)?
+            }
+
+            /// Encoders of images: vision transformers.
+            pub mod vit {
+                use $nn;
+                include!("vit.rs");
             }
 
             /// Decoders with rotary positions: Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma and Phi-3.
@@ -115,7 +140,9 @@ models!(
     "loss.rs",
     ["decoder_inference.rs", "decoder_tests.rs"],
     ["gpt2_inference.rs"],
-    ["gptj_inference.rs"]
+    ["gptj_inference.rs"],
+    ["t5_inference.rs"],
+    ["whisper_inference.rs"]
 );
 models!(
     /// The same with fused heads and losses.
@@ -127,6 +154,8 @@ models!(
     "fused_loss.rs",
     ["decoder_inference.rs", "decoder_training.rs"],
     [],
+    [],
+    [],
     []
 );
 
@@ -136,6 +165,12 @@ pub trait Encoder: Module {
     fn new(size: &EncoderSize, device: &Device) -> Self;
     /// Features `[batch, length, width]` of tokens `[batch, length]`, none of which is padding.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The same for texts of different lengths, each of which ends with padding. No token sees padding, whose features mean nothing.
+    ///
+    /// # Panics
+    ///
+    /// If there is not a length for each text, or if one is 0 or larger than `length`.
+    fn forward_padded(&self, tokens: Tensor<2, Int>, lengths: &[usize]) -> Tensor<3>;
 }
 
 /// A network that predicts the next token.

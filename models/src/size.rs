@@ -26,6 +26,8 @@ pub struct EncoderSize {
     pub epsilon: f64,
     /// The dropout rate.
     pub dropout: f64,
+    /// That of attention weights, if it is another one.
+    pub attention_dropout: Option<f64>,
 }
 
 impl EncoderSize {
@@ -41,6 +43,7 @@ impl EncoderSize {
         segments: 2,
         epsilon: 1e-12,
         dropout: 0.1,
+        attention_dropout: None,
     };
 
     /// RoBERTa-base. The first two rows of its table of positions are for padding, which is not used here.
@@ -240,10 +243,18 @@ pub struct T5Size {
     pub head: usize,
     /// Blocks of the encoder, and as many of the decoder.
     pub layers: usize,
+    /// Blocks of the decoder, if they are not as many.
+    pub decoder_layers: Option<usize>,
     /// Classes of distances between tokens.
     pub buckets: usize,
     /// The distance from which all distances share one class.
     pub distance: usize,
+    /// Whether feed-forward layers have a gate with a GELU, as of version 1.1, instead of a ReLU.
+    pub gated: bool,
+    /// Whether the head is the embedding, as in version 1.0.
+    pub tied: bool,
+    /// Whether the head reads features that are divided by the square root of their number, as in version 1.0.
+    pub scales_outputs: bool,
     /// The dropout rate.
     pub dropout: f64,
 }
@@ -257,8 +268,12 @@ impl T5Size {
         heads: 12,
         head: 64,
         layers: 12,
+        decoder_layers: None,
         buckets: 32,
         distance: 128,
+        gated: false,
+        tied: true,
+        scales_outputs: true,
         dropout: 0.1,
     };
 
