@@ -12,9 +12,9 @@ use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::peft::PeftError;
 use burn_memsave_models::hugging_face::{HuggingFace, LoadError, load_adapters};
-use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2};
+use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2, gptj::GptJ};
 use burn_memsave_models::{
-    ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, Sampling, generate,
+    ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, GptJSize, Sampling, generate,
 };
 use bytesize::ByteSize;
 use clap::Parser;
@@ -102,6 +102,7 @@ fn dtypes<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Val
 enum Size {
     Decoder(DecoderSize),
     Gpt2(Gpt2Size),
+    GptJ(GptJSize),
 }
 
 impl Size {
@@ -115,6 +116,11 @@ impl Size {
             {
                 Ok(Self::Gpt2(Gpt2Size::from_directory(directory)?))
             }
+            Err(ConfigError::Unsupported { field, value, .. })
+                if field == "model_type" && (value == "gptj" || value == "phi") =>
+            {
+                Ok(Self::GptJ(GptJSize::from_directory(directory)?))
+            }
             size => Ok(Self::Decoder(size?)),
         }
     }
@@ -124,6 +130,7 @@ impl Size {
         match self {
             Self::Decoder(size) => size.length,
             Self::Gpt2(size) => size.length,
+            Self::GptJ(size) => size.length,
         }
     }
 
@@ -131,6 +138,7 @@ impl Size {
         match self {
             Self::Decoder(size) => size.cache_bytes(texts, length, stored, computed),
             Self::Gpt2(size) => size.cache_bytes(texts, length, stored, computed),
+            Self::GptJ(size) => size.cache_bytes(texts, length, stored, computed),
         }
     }
 
@@ -150,6 +158,10 @@ impl Size {
             }
             Self::Gpt2(size) => {
                 let (model, report) = Gpt2::from_file(size, file, options, &device)?;
+                (Box::new(with_adapter(model, adapter)?), report)
+            }
+            Self::GptJ(size) => {
+                let (model, report) = GptJ::from_file(&size.with_length(length), file, options, &device)?;
                 (Box::new(with_adapter(model, adapter)?), report)
             }
         })
