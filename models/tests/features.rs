@@ -60,8 +60,9 @@ impl Expected {
                 let options = FeatureOptions::new(pooling);
                 let options = layer.parse().map_or(options, |layer| options.with_layer(layer));
                 let count = self.inputs.len();
-                for batches in [(0..count).map(|input| input..input + 1).collect(), vec![0..count]] {
-                    let rows = features(encoder, batches.into_iter().map(&batch), options);
+                for at_once in [1, count] {
+                    let batches = (0..count).step_by(at_once).map(|first| batch(first..first + at_once));
+                    let rows = features(encoder, batches, options);
                     let rows: Vec<f32> = rows
                         .flat_map(|rows| rows.unwrap().into_data().iter::<f32>().collect::<Vec<_>>())
                         .collect();
