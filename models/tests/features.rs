@@ -60,8 +60,9 @@ impl Expected {
                 let options = FeatureOptions::new(pooling);
                 let options = layer.parse().map_or(options, |layer| options.with_layer(layer));
                 let count = self.inputs.len();
-                for batches in [(0..count).map(|input| input..input + 1).collect(), vec![0..count]] {
-                    let rows = features(encoder, batches.into_iter().map(&batch), options);
+                for at_once in [1, count] {
+                    let batches = (0..count).step_by(at_once).map(|first| batch(first..first + at_once));
+                    let rows = features(encoder, batches, options);
                     let rows: Vec<f32> = rows
                         .flat_map(|rows| rows.unwrap().into_data().iter::<f32>().collect::<Vec<_>>())
                         .collect();
@@ -69,6 +70,23 @@ impl Expected {
                 }
             }
         }
+    }
+}
+
+/// In half precision, a few rounding errors, and features in f32.
+fn compare_rounded<E: FeatureEncoder>(
+    expected: &Expected,
+    load: impl Fn(LazyOptions) -> E,
+    batch: impl Fn(Range<usize>) -> E::Batch,
+) {
+    let means: Vec<f32> = expected.states["last"].iter().flat_map(|state| mean(state, 24)).collect();
+    for (dtype, rounding) in [(DType::BF16, 0.1), (DType::F16, 0.02)] {
+        let encoder = load(LazyOptions::new().with_min_bytes(0).with_dtype(dtype));
+        let all = batch(0..expected.inputs.len());
+        let rows = features(&encoder, [all], FeatureOptions::new(Pooling::Mean)).next().unwrap().unwrap();
+        assert_eq!(rows.dtype(), DType::F32);
+        let rows: Vec<f32> = rows.into_data().iter::<f32>().collect();
+        assert_within(rounding, &rows, &means, &format!("{dtype:?}"));
     }
 }
 
@@ -80,10 +98,15 @@ fn mean(states: &[f32], width: usize) -> Vec<f32> {
 }
 
 fn assert_near(found: &[f32], expected: &[f32], what: &str) {
+    assert_within(1e-5, found, expected, what);
+}
+
+/// Numbers may be off by a share of the largest.
+fn assert_within(rounding: f32, found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(off <= 1e-5 * largest, "{what}: off by {off}, the largest is {largest}");
+    assert!(off <= rounding * largest, "{what}: off by {off}, the largest is {largest}");
 }
 
 /// Weights that stay in their file: with no budget, one of a few weights, and one of all.
@@ -158,6 +181,7 @@ where
         rows.unwrap().unwrap().into_data()
     };
     expected.compare(stock, batch);
+    compare_rounded(expected, |options| load(options).0, batch);
     let (in_memory, _) = load(eager());
     expected.compare(&in_memory, batch);
     for options in budgets() {
@@ -257,6 +281,8 @@ fn compare_sounds(path: &Path, expected: &Expected) {
         });
         Tensor::stack::<3>(sounds.collect(), 0)
     };
+    let load = |options| memsave::whisper::Whisper::from_directory(path, &options, &device).unwrap().0;
+    compare_rounded(expected, load, batch);
     let (stock, _) = stock::whisper::Whisper::from_directory(path, &eager(), &device).unwrap();
     expected.compare(&stock, batch);
     let answers = Answer::read(path);
@@ -300,6 +326,8 @@ fn compare_images(path: &Path, expected: &Expected) {
         });
         Tensor::stack::<4>(images.collect(), 0)
     };
+    let load = |options| memsave::vit::Vit::from_directory(path, &options, &device).unwrap().0;
+    compare_rounded(expected, load, batch);
     let (stock, _) = stock::vit::Vit::from_directory(path, &eager(), &device).unwrap();
     expected.compare(&stock, batch);
     for options in budgets().chain([eager()]) {

@@ -24,6 +24,36 @@
 //! saved. Python loads the result with `AutoPeftModelForCausalLM.from_pretrained("adapter")`, and `generate --adapter adapter` runs it.
 //! `--export merged` also writes the whole model with the adapter merged into its weights, one weight at a time.
 //!
+//! # Features
+//!
+//! Encoders load in the same way: `Bert` (BERT, RoBERTa, XLM-RoBERTa, CamemBERT), `T5Encoder`, `Vit` and the encoder of `Whisper`. `features` computes
+//! their hidden states, of any layer, for each token, for the first, or their mean. The texts of a batch may have different lengths: they are
+//! padded, and no token sees padding. `T5` and `Whisper` also generate text, by `T5::reader` and `Whisper::listener`.
+//!
+//! ```no_run
+//! use burn::tensor::Device;
+//! use burn_memsave::lazy::LazyOptions;
+//! use burn_memsave_models::{FeatureOptions, Pooling, features, memsave::bert::Bert};
+//!
+//! let options = LazyOptions::new().with_budget(512 << 20);
+//! let (model, _) = Bert::from_directory("multilingual-e5-large", &options, &Device::flex())?;
+//! let batch = vec![vec![0, 41, 1294, 12, 2], vec![0, 33600, 2]]; // from the crate `tokenizers`
+//! for rows in features(&model, [batch], FeatureOptions::new(Pooling::Mean)) {
+//!     println!("{}", rows?); // [2, 1024]
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The example `features` does this with the lines of a file, or with images, and writes a safetensors file:
+//!
+//! ```sh
+//! cargo run --release -p burn-memsave-models --features text --example features -- \
+//!     --model multilingual-e5-large --data texts.txt --pool mean --budget 512MiB --output features.safetensors
+//! ```
+//!
+//! Texts of similar lengths are computed together. Every batch reads the weights beyond the budget once, so that larger batches (`--at-once`) read
+//! fewer bytes for a text, and take more memory.
+//!
 //! # What it saves
 //!
 //! All weights beyond the budget stay in the file. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of
