@@ -21,6 +21,8 @@ pub struct KeyValueCache {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LayerCache {
     stored: Option<DType>,
+    /// Whether later tokens do not see all.
+    has_window: bool,
     /// Tokens that were dropped, since none of the next ones sees them.
     dropped: usize,
     /// In order, each of one or more whole pages.
@@ -127,6 +129,7 @@ impl KeyValueCache {
             let parts = (0..length).step_by(at_once).map(|first| {
                 let count = at_once.min(length - first);
                 let (start, window) = (self.tokens + first, window(layer));
+                before.has_window = window.is_some();
                 before.drop_before((start + 1).saturating_sub(window.unwrap_or(usize::MAX)));
                 let tokens = [before.dropped, start, start + count];
                 let unseen = unseen(tokens, window, &self.padding, &device);
@@ -192,8 +195,10 @@ impl LayerCache {
             return;
         }
         let stored = self.stored.unwrap_or(dtype);
-        if whole > 0 {
-            self.pages.push(tail.clone().map(|x| Page::new(x.narrow(2, 0, whole), stored)));
+        // Pages are dropped one after the other.
+        let at_once = if self.has_window { PAGE } else { whole.max(1) };
+        for first in (0..whole).step_by(at_once) {
+            self.pages.push(tail.clone().map(|x| Page::new(x.narrow(2, first, at_once), stored)));
         }
         self.tail = (rest > 0).then(|| tail.map(|x| copied(x.narrow(2, whole, rest))));
     }
@@ -322,12 +327,11 @@ mod tests {
     #[test]
     fn pages_are_dropped_when_no_token_sees_them() {
         let x = |tokens| Tensor::<4>::zeros([1, 2, tokens, 3], &Device::flex());
-        let mut layer = LayerCache::default();
+        let mut layer = LayerCache { has_window: true, ..LayerCache::default() };
         for tokens in [70, 60, 128, 5] {
             layer.extend([x(tokens), x(tokens)]);
         }
-        // Pages end at 64, 128 and 256 tokens.
-        for (token, dropped) in [(63, 0), (64, 64), (100, 64), (255, 128), (256, 256), (1000, 256)] {
+        for (token, dropped) in [(63, 0), (64, 64), (100, 64), (191, 128), (192, 192), (1000, 256)] {
             layer.drop_before(token);
             assert_eq!(layer.dropped, dropped, "before {token}");
             assert_eq!(layer.bytes(), 2 * 4 * 2 * 3 * (263 - dropped as u64));

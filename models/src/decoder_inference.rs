@@ -111,7 +111,10 @@ impl Llama {
     /// With norms from a file in which 1 is added to them.
     fn with_norms_less_one(mut self) -> Self {
         let less_one = |norm: &mut RmsNorm| {
-            norm.gamma = norm.gamma.clone().map(|gamma| gamma - 1.0);
+            norm.gamma = norm.gamma.clone().map(|gamma| {
+                let is_trained = gamma.is_require_grad();
+                (gamma.detach().set_require_grad(false) - 1.0).set_require_grad(is_trained)
+            });
         };
         less_one(&mut self.norm);
         for block in &mut self.blocks {

@@ -8,10 +8,13 @@ use tokenizers::Tokenizer;
 
 /// How Llama 3 divides a text into words.
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// What files call it.
+const LLAMA_3_NAMES: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
 /// How Qwen2 does: every digit is a word.
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The kinds of tokens that are not parts of words.
+/// The kinds of tokens.
+const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
@@ -30,16 +33,16 @@ pub fn tokenizer_of_gguf(file: &WeightFile) -> Result<Tokenizer, LoadError> {
     let tokens = fields.texts("tokens")?;
     let kinds: Vec<i64> = match fields.optional("token_type") {
         Some(kinds) => {
-            kinds.as_array().into_iter().flatten().map(|kind| kind.as_i64().unwrap_or(1)).collect()
+            kinds.as_array().into_iter().flatten().map(|kind| kind.as_i64().unwrap_or(NORMAL)).collect()
         }
-        None => vec![1; tokens.len()],
+        None => vec![NORMAL; tokens.len()],
     };
     if kinds.len() != tokens.len() {
         return Err(malformed(format!("{} tokens, and the kinds of {}", tokens.len(), kinds.len())).into());
     }
     let mut parts = match fields.require("model")?.as_str() {
         Some("gpt2") => byte_level(&fields, &tokens)?,
-        Some("llama") => sentence_pieces(&fields, &tokens)?,
+        Some("llama") => sentence_pieces(&fields, &tokens, &kinds)?,
         _ => return Err(fields.unsupported("model")),
     };
     let added =
@@ -112,8 +115,8 @@ fn byte_level(fields: &Fields<'_>, tokens: &[&str]) -> Result<Map<String, Value>
         ]})
     };
     let (words, normalizer, whole_words) = match fields.require("pre")?.as_str() {
-        Some("llama-bpe" | "llama3" | "llama-v3") => (words(LLAMA_3), Value::Null, true),
-        Some("qwen2" | "deepseek-r1-qwen") => (words(QWEN_2), json!({"type": "NFC"}), false),
+        Some(name) if LLAMA_3_NAMES.contains(&name) => (words(LLAMA_3), Value::Null, true),
+        Some("qwen2") => (words(QWEN_2), json!({"type": "NFC"}), false),
         Some("gpt-2") => {
             let words = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
             (words, Value::Null, false)
@@ -137,7 +140,11 @@ fn byte_level(fields: &Fields<'_>, tokens: &[&str]) -> Result<Map<String, Value>
 }
 
 /// Pairs of pieces, the ones with the highest scores first, and bytes for what has no piece.
-fn sentence_pieces(fields: &Fields<'_>, tokens: &[&str]) -> Result<Map<String, Value>, LoadError> {
+fn sentence_pieces(
+    fields: &Fields<'_>,
+    tokens: &[&str],
+    kinds: &[i64],
+) -> Result<Map<String, Value>, LoadError> {
     let scores = fields.require("scores")?.as_array();
     let scores: Option<Vec<f64>> = scores.and_then(|scores| scores.iter().map(Value::as_f64).collect());
     let scores = scores.filter(|scores| scores.len() == tokens.len());
@@ -164,17 +171,19 @@ fn sentence_pieces(fields: &Fields<'_>, tokens: &[&str]) -> Result<Map<String, V
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocabulary(tokens), "merges": merges_of_scores(tokens, &scores),
+            "vocab": vocabulary(tokens), "merges": merges_of_scores(tokens, kinds, &scores),
         },
     });
     Ok(object(parts))
 }
 
 /// All pairs of pieces that are a piece together, in the order in which SentencePiece merges them.
-fn merges_of_scores(tokens: &[&str], scores: &[f64]) -> Vec<Value> {
-    let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
+fn merges_of_scores(tokens: &[&str], kinds: &[i64], scores: &[f64]) -> Vec<Value> {
+    let pieces =
+        tokens.iter().zip(kinds).enumerate().filter(|(_, (_, kind))| [NORMAL, USER_DEFINED].contains(kind));
+    let ids: HashMap<&str, usize> = pieces.map(|(id, (token, _))| (*token, id)).collect();
     let mut merges = vec![];
-    for (token, score) in tokens.iter().zip(scores) {
+    for (token, score) in tokens.iter().zip(scores).filter(|(token, _)| ids.contains_key(*token)) {
         let starts = token.char_indices().skip(1).map(|(start, _)| token.split_at(start));
         merges.extend(
             starts.filter_map(|(left, right)| Some((*score, *ids.get(left)?, *ids.get(right)?, left, right))),
@@ -191,7 +200,9 @@ fn pair((left, right): (&str, &str)) -> Value {
 
 /// The tokens before and after every text.
 fn first_and_last(fields: &Fields<'_>, tokens: &[&str]) -> Result<Value, LoadError> {
-    let is_sentence_pieces = fields.require("model")? == "llama";
+    // Files of Llama 3 need not say so.
+    let is_llama = |pre: &Value| pre.as_str().is_some_and(|pre| LLAMA_3_NAMES.contains(&pre));
+    let has_first = fields.require("model")? == "llama" || fields.optional("pre").is_some_and(is_llama);
     let token = |wanted: bool, field: &str| -> Result<Option<(usize, String)>, LoadError> {
         if !wanted {
             return Ok(None);
@@ -200,7 +211,7 @@ fn first_and_last(fields: &Fields<'_>, tokens: &[&str]) -> Result<Value, LoadErr
             fields.token(field).filter(|&id| id < tokens.len()).ok_or_else(|| fields.unsupported(field))?;
         Ok(Some((id, tokens[id].to_owned())))
     };
-    let first = token(fields.is("add_bos_token", is_sentence_pieces), "bos_token_id")?;
+    let first = token(fields.is("add_bos_token", has_first), "bos_token_id")?;
     let last = token(fields.is("add_eos_token", false), "eos_token_id")?;
     let named = |(_, name): &(usize, String)| json!({"SpecialToken": {"id": name, "type_id": 0}});
     let around = |id: &str, kind: usize| -> Vec<Value> {

@@ -295,6 +295,37 @@ fn caches_may_be_rounded() {
     assert_eq!(size.cache_bytes(1, 101, DType::F32, DType::F32), bytes);
 }
 
+/// The same for texts of different lengths, so long that pages are dropped.
+#[test]
+fn windows_of_padded_texts() {
+    let model = &decoders()[1];
+    let text = |first: i64, length: i64| (0..length).map(|at| (first + 7 * at * at) % 50).collect::<Vec<_>>();
+    let texts = [text(3, 120), text(27, 40), text(18, 95)];
+    let padding = texts.each_ref().map(|text| 120 - text.len());
+    let device = Device::flex();
+    let tokens = |text: &[i64]| Tensor::<1, Int>::from_ints(text, &device).unsqueeze::<2>();
+    let whole = texts.each_ref().map(|text| model.logits(tokens(text)).squeeze_dim::<2>(0));
+    let largest = whole[0].clone().abs().max().into_scalar::<f32>();
+    for at_once in [120, 7] {
+        let mut cache = model.cache(None).with_padding(padding.to_vec());
+        let mut start = 0;
+        for end in [110, 111, 120] {
+            let rows = texts.iter().zip(padding).map(|(text, padding)| {
+                let padded: Vec<i64> = std::iter::repeat_n(0, padding).chain(text.iter().copied()).collect();
+                tokens(&padded[start..end])
+            });
+            let logits = model.next_logits(Tensor::cat(rows.collect(), 0), at_once, &mut cache);
+            for (row, (whole, padding)) in whole.iter().zip(padding).enumerate() {
+                let expected = whole.clone().narrow(0, end - 1 - padding, 1);
+                let off = (logits.clone().narrow(0, row, 1) - expected).abs().max().into_scalar::<f32>();
+                assert!(off <= 1e-5 * largest, "token {end} of text {row}: {off} of {largest}");
+            }
+            start = end;
+        }
+        assert_eq!(cache.bytes(), 3 * 2 * 2 * 2 * 4 * 4 * (120 - 64));
+    }
+}
+
 /// A cache with a window drops what no token sees, and nothing changes by that.
 #[test]
 fn windows_let_go_of_tokens() {

@@ -2,7 +2,8 @@
 use crate::{Saved, all, load, open};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::Initializer;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, Tolerance};
+use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional::LinearCrossEntropyOptions;
 use burn_memsave::measure::ledger;
 use burn_memsave::nn::loss::FusedLinearCrossEntropyConfig;
@@ -152,6 +153,67 @@ fn fused_heads_read_blocks() {
             let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * largest || a.is_nan() && b.is_nan();
             assert!(expected.iter().zip(&found).all(close), "{expected:?}, {found:?}");
         }
+    }
+}
+
+/// A lazy table of these rows.
+fn lazy_words<const N: usize>(rows: [[f32; N]; 2], device: &Device) -> (Saved, Embedding) {
+    let mut words = EmbeddingConfig::new(2, N).init(device);
+    words.weight = words.weight.map(|_| Tensor::from_data(TensorData::from(rows), device));
+    let saved = Saved::new(&words);
+    let (lazy, _) = load(EmbeddingConfig::new(2, N).init(device), &saved.safetensors(), &all());
+    (saved, lazy)
+}
+
+/// Equal logits, however large, and logits of minus infinity in columns of their own.
+#[test]
+fn large_and_infinite_logits() {
+    let device = Device::flex();
+    let loss = |rows, target: i32| {
+        let (_saved, words) = lazy_words(rows, &device);
+        let options = LinearCrossEntropyOptions { chunk_bytes: Some(1), ..Default::default() };
+        let targets = Tensor::<1, Int>::from_ints([target], &device);
+        words.cross_entropy(Tensor::ones([1, 2], &device), targets, options).into_scalar::<f32>()
+    };
+    for target in [0, 1] {
+        assert!((loss([[1e8, 0.0], [1e8, 0.0]], target) - 2f32.ln()).abs() < 1e-6);
+    }
+    assert_eq!(loss([[f32::NEG_INFINITY, 0.0], [3.0, 0.0]], 1), 0.0);
+    assert_eq!(loss([[f32::NEG_INFINITY, 0.0], [3.0, 0.0]], 0), f32::INFINITY);
+    assert_eq!(loss([[3.0, 0.0], [f32::NEG_INFINITY, 0.0]], 0), 0.0);
+}
+
+/// In a segment, and with Burn's own recomputation, the loss is computed again from what is recomputed.
+#[test]
+fn losses_by_blocks_are_recomputed() {
+    for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+        let rows = [[0.3, -0.2, 0.5], [-0.4, 0.1, 0.2]];
+        let (_saved, words) = lazy_words(rows, &device);
+        let x = || {
+            let x = [[0.5, 1.0, -1.0], [0.2, 0.1, 2.0], [-0.3, 0.4, 0.0]];
+            Tensor::<2>::from_data(TensorData::from(x), &device).require_grad()
+        };
+        let loss = |words: &Embedding, x: Tensor<2>| {
+            let targets = Tensor::<1, Int>::from_ints([1, 0, 1], &x.device());
+            words.cross_entropy(x.exp(), targets, LinearCrossEntropyOptions::default())
+        };
+        let [kept, recomputed] = [x(), x()];
+        let dx = |x: &Tensor<2>, loss: Tensor<1>| {
+            let value = loss.to_data();
+            (value, x.grad(&(loss * 2.0).backward()).expect("x is tracked").into_data())
+        };
+        let expected = dx(&kept, loss(&words, kept.clone()));
+        let found = dx(&recomputed, checkpoint(&words, recomputed.clone(), loss));
+        assert_eq!(found, expected);
+        // The definition.
+        let plain = Tensor::<2>::from_data(TensorData::from(rows), &device);
+        let x = x();
+        let logits = x.clone().exp().matmul(plain.transpose());
+        let targets = Tensor::<2, Int>::from_ints([[1], [0], [1]], &device);
+        let loss = -burn::tensor::activation::log_softmax(logits, 1).gather(1, targets).mean();
+        let (value, gradient) = dx(&x, loss);
+        found.0.assert_approx_eq::<f32>(&value, Tolerance::default());
+        found.1.assert_approx_eq::<f32>(&gradient, Tolerance::default());
     }
 }
 

@@ -150,7 +150,10 @@ fn each_block<const BYTES: usize, const ELEMENTS: usize>(
     unpack: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
 ) {
     let (blocks, out) = (blocks.as_chunks::<BYTES>().0, out.as_chunks_mut::<ELEMENTS>().0);
-    blocks.iter().zip(out).for_each(|(block, out)| unpack(block, out));
+    // Not by `for_each`: that would be a function of its own, without wide vectors.
+    for (block, out) in blocks.iter().zip(out) {
+        unpack(block, out);
+    }
 }
 
 /// The number in half precision at this byte.
@@ -234,7 +237,9 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     }
     for (out, byte) in out.as_chunks_mut::<16>().0.iter_mut().zip(&block[..16]) {
         let (scale, minimum) = (scale * bits(*byte, 0, 15) as f32, minimum * bits(*byte, 4, 15) as f32);
-        out.iter_mut().for_each(|out| *out = scale * *out - minimum);
+        for out in out {
+            *out = scale * *out - minimum;
+        }
     }
 }
 
@@ -252,7 +257,9 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
         let low = bits(block[96 + part % 8], part / 8 * 4, 15);
         let high = bits(block[104 + part % 4], part / 4 * 2, 3);
         let scale = scale * (low + 16 * high - 32) as f32;
-        out.iter_mut().for_each(|out| *out *= scale);
+        for out in out {
+            *out *= scale;
+        }
     }
 }
 
@@ -314,7 +321,9 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
     for (out, of_part) in out.as_chunks_mut::<16>().0.iter_mut().zip(&block[192..208]) {
         let scale = scale * f32::from(of_part.cast_signed());
-        out.iter_mut().for_each(|out| *out *= scale);
+        for out in out {
+            *out *= scale;
+        }
     }
 }
 
@@ -336,7 +345,9 @@ fn non_linear(bytes: &[u8], out: &mut [f32; 32]) {
 fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     non_linear(&block[2..], out);
-    out.iter_mut().for_each(|out| *out *= scale);
+    for out in out {
+        *out *= scale;
+    }
 }
 
 /// As [`iq4_nl`], with eight signed scales of six bits: their scale, the upper two bits, the lower four, and the indices.
@@ -348,7 +359,9 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
         let high = bits(block[2 + part / 4], part % 4 * 2, 3);
         let scale = scale * (low + 16 * high - 32) as f32;
         non_linear(&block[8 + part * 16..], out);
-        out.iter_mut().for_each(|out| *out *= scale);
+        for out in out {
+            *out *= scale;
+        }
     }
 }
 
@@ -388,11 +401,15 @@ impl Job for UnpackNibbles<'_> {
         let Self { bytes, pairs, scales, block, out } = self;
         for ((bytes, scale), out) in bytes.chunks(block / 2).zip(scales).zip(out.chunks_mut(block)) {
             let (whole, last) = out.as_chunks_mut::<2>();
-            whole.iter_mut().zip(bytes).for_each(|(out, byte)| *out = pairs[usize::from(*byte)]);
+            for (out, byte) in whole.iter_mut().zip(bytes) {
+                *out = pairs[usize::from(*byte)];
+            }
             if let ([last], Some(byte)) = (last, bytes.last()) {
                 *last = pairs[usize::from(*byte)][0];
             }
-            out.iter_mut().for_each(|out| *out *= scale);
+            for out in out {
+                *out *= scale;
+            }
         }
     }
 }
@@ -446,7 +463,9 @@ pub fn unpack_float8(codes: &[u8], table: &[f32; 256], matrix: ScaledMatrix<'_>,
             let (these, targets);
             (these, codes) = codes.split_at(count);
             (targets, out) = out.split_at_mut(count);
-            targets.iter_mut().zip(these).for_each(|(out, code)| *out = table[usize::from(*code)] * scale);
+            for (out, code) in targets.iter_mut().zip(these) {
+                *out = table[usize::from(*code)] * scale;
+            }
             at += count;
         }
     });

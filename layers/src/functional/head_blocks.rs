@@ -8,7 +8,7 @@ use crate::backend::wide;
 use crate::frozen::{is_host, like};
 use crate::ops::KnownGradientOps;
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor, assert_shape};
+use burn::tensor::{DType, Int, IntDType, Tensor, assert_shape};
 
 /// Whether [`cross_entropy_by_blocks`] can compute this loss as exactly as one with the whole weight.
 pub(crate) fn fits_blocks(
@@ -31,11 +31,12 @@ pub(crate) fn cross_entropy_by_blocks(
     targets: Tensor<1, Int>,
     options: LinearCrossEntropyOptions,
 ) -> Tensor<1> {
-    let [rows, _] = x.dims();
+    let [rows, d_input] = x.dims();
     assert_shape!(targets, [rows]);
     assert!(rows > 0 && classes > 0, "cross_entropy: {rows} rows of {classes} classes have no loss");
     check_options("cross_entropy", &options, &x);
-    let targets = targets_that_count(targets, &options.factors).reshape([rows, 1]).without_autodiff();
+    let targets = targets_that_count(targets, &options.factors).cast(IntDType::I32);
+    let targets = targets.reshape([rows, 1]).without_autodiff();
     check_targets(&targets, classes);
     let (dtype, sums) = (x.dtype(), wide(x.dtype()));
     let factors = match options.factors {
@@ -52,22 +53,26 @@ pub(crate) fn cross_entropy_by_blocks(
         softcap: options.softcap,
         wants_gradient: x.is_tracked(),
     };
-    // Logits, their exponentials, and those times slopes.
-    let of_class = 3 * rows * sums.size();
-    let at_once = (options.chunk_bytes.unwrap_or(CHUNK_BYTES) / of_class).max(1);
+    // Logits, their exponentials, and those times slopes; or columns that are widened.
+    let bytes = options.chunk_bytes.unwrap_or(CHUNK_BYTES);
+    let mut at_once = bytes / (3 * rows * sums.size());
+    if sums != dtype {
+        at_once = at_once.min(bytes / (d_input * sums.size()).max(1));
+    }
     let (mut state, mut first) = (None, 0);
     for block in blocks {
         let block = block.without_autodiff();
         assert_eq!(block.dtype(), dtype, "cross_entropy: the weight must have the dtype of x");
         let [_, count] = block.dims();
-        for start in (0..count).step_by(at_once) {
-            let columns = block.clone().narrow(1, start, at_once.min(count - start)).cast(sums);
+        for start in (0..count).step_by(at_once.max(1)) {
+            let columns = block.clone().narrow(1, start, at_once.clamp(1, count - start)).cast(sums);
             state = Some(head.add(state, columns, first + start));
         }
         first += count;
     }
     let state: Sums = state.expect("there are classes");
-    let losses = state.largest + state.sum.clone().log() - state.of_target;
+    // In this order, large logits do not swallow digits of the logarithm.
+    let losses = state.sum.clone().log() - (state.of_target - state.largest);
     let losses = (losses * factors.clone()).mask_fill(padding.clone(), 0);
     let loss = like(&x.device(), losses.sum().cast(dtype));
     match state.gradients {
@@ -113,17 +118,7 @@ impl Head {
     /// Adds some classes, beginning with `first`: these columns of the weight.
     fn add(&self, before: Option<Sums>, columns: Tensor<2>, first: usize) -> Sums {
         let [_, count] = columns.dims();
-        let mut logits = linear(self.x.clone(), columns.clone(), None);
-        if let Some(bias) = &self.bias {
-            logits = logits + bias.clone().narrow(0, first, count).unsqueeze::<2>();
-        }
-        // With a softcap, and its slope `1 - tanh^2`.
-        let tanh = self.softcap.map(|cap| (logits.clone() / cap).tanh());
-        let logits = match (&tanh, self.softcap) {
-            (Some(tanh), Some(cap)) => tanh.clone() * cap,
-            _ => logits,
-        };
-        let slope = tanh.filter(|_| self.wants_gradient).map(|tanh| -tanh.powi_scalar(2) + 1.0);
+        let (mut logits, slope) = self.logits(&columns, first);
 
         // Which rows have their targets here, and where.
         let end = (first + count) as i64;
@@ -132,45 +127,51 @@ impl Head {
         let place = (self.targets.clone() - first as i64).clamp(0, count as i64 - 1);
         let here = logits.clone().gather(1, place.clone());
 
-        let mut largest = logits.clone().max_dim(1);
+        // Finite, so that it can be subtracted from logits that are not.
+        let least = if logits.dtype() == DType::F64 { f64::MIN } else { f64::from(f32::MIN) };
+        let mut largest = logits.clone().max_dim(1).clamp_min(least);
         if let Some(before) = &before {
             largest = largest.max_pair(before.largest.clone());
         }
-        let exponentials = (logits - largest.clone()).exp();
-        let mut sum = exponentials.clone().sum_dim(1);
-        let of_target = match &before {
-            Some(before) => before.of_target.clone().mask_where(is_here.clone(), here),
-            None => here.mask_fill(is_here.clone().bool_not(), f64::NAN),
-        };
-        let mut gradients = self.wants_gradient.then(|| {
-            let of_logits = match &slope {
-                Some(slope) => exponentials.clone() * slope.clone(),
-                None => exponentials.clone(),
-            };
-            let rows = columns.transpose();
-            let of_sum = linear(of_logits, rows.clone(), None);
-            let mut of_target = rows.select(0, place.clone().squeeze_dim(1));
-            if let Some(slope) = slope {
-                of_target = of_target * slope.gather(1, place);
+        logits = (logits - largest.clone()).exp();
+        let sum = logits.clone().sum_dim(1);
+        let gradients = self.wants_gradient.then(|| {
+            let of_target = columns.clone().transpose().select(0, place.clone().squeeze_dim(1));
+            match slope {
+                None => [linear(logits, columns.transpose(), None), of_target],
+                Some(slope) => {
+                    let of_target = of_target * slope.clone().gather(1, place);
+                    [linear(logits * slope, columns.transpose(), None), of_target]
+                }
             }
-            [of_sum, of_target]
         });
-        drop(exponentials);
-        if let Some([_, of_target]) = &mut gradients {
-            let elsewhere = is_here.clone().bool_not().expand(of_target.shape());
-            *of_target = of_target.clone().mask_fill(elsewhere, 0);
-        }
-        if let Some(before) = before {
-            let scale = (before.largest - largest.clone()).exp();
-            sum = sum + before.sum * scale.clone();
-            if let (Some([of_sum, of_target]), Some([sum_before, target_before])) =
-                (&mut gradients, before.gradients)
-            {
-                *of_sum = of_sum.clone() + sum_before * scale;
-                *of_target = of_target.clone() + target_before;
-            }
-        }
-        Sums { largest, sum, of_target, gradients }
+        let Some(before) = before else {
+            let elsewhere = is_here.bool_not();
+            let gradients = gradients.map(|[of_sum, of_target]| {
+                let elsewhere = elsewhere.clone().expand(of_target.shape());
+                [of_sum, of_target.mask_fill(elsewhere, 0)]
+            });
+            return Sums { largest, sum, of_target: here.mask_fill(elsewhere, f64::NAN), gradients };
+        };
+        let scale = (before.largest - largest.clone()).exp();
+        let gradients = gradients.zip(before.gradients).map(|(here, [of_sum, of_target])| {
+            let [sum_here, target_here] = here;
+            let is_here = is_here.clone().expand(of_target.shape());
+            [of_sum * scale.clone() + sum_here, of_target.mask_where(is_here, target_here)]
+        });
+        let sum = before.sum * scale + sum;
+        Sums { largest, sum, of_target: before.of_target.mask_where(is_here, here), gradients }
+    }
+
+    /// The logits of some classes, and their slopes if they have a softcap and the gradient is wanted.
+    fn logits(&self, columns: &Tensor<2>, first: usize) -> (Tensor<2>, Option<Tensor<2>>) {
+        let [_, count] = columns.dims();
+        let bias = self.bias.clone().map(|bias| bias.narrow(0, first, count));
+        let logits = linear(self.x.clone(), columns.clone(), bias);
+        let Some(cap) = self.softcap else { return (logits, None) };
+        let tanh = (logits / cap).tanh();
+        let slope = self.wants_gradient.then(|| -tanh.clone().square() + 1.0);
+        (tanh * cap, slope)
     }
 }
 

@@ -84,9 +84,9 @@ pub struct LinearCrossEntropyOptions {
     /// The softcap `c` of the logits, which become `c tanh(logits / c)`. Default: none.
     pub softcap: Option<f64>,
     /// How many bytes of logits exist at a time. These are at least one row; with a tracked weight in half precision, at least
-    /// 64 classes of all rows; with a tracked weight and fewer rows than features, all logits. Default: 16 MiB, or more if a
-    /// device needs more rows to be busy. On an H200 in f32, that is 4 MiB per 1000 classes with 1024 features, and 8 MiB with
-    /// 512.
+    /// 64 classes of all rows; with a tracked weight, fewer rows than features and no softcap, all logits. Default: 16 MiB, or more
+    /// if a device needs more rows to be busy. On an H200 in f32, that is 4 MiB per 1000 classes with 1024 features, and 8 MiB
+    /// with 512.
     pub chunk_bytes: Option<usize>,
 }
 
@@ -109,8 +109,8 @@ pub struct LinearCrossEntropyOptions {
 /// # Panics
 ///
 /// Panics if the shapes or dtypes do not fit, if there is no row or no class, if factors or class weights are tracked, or if the
-/// softcap is not positive. If the target of a row that counts is not a class, it panics on CPU backends, and the loss is NaN on
-/// wgpu and CUDA.
+/// softcap is not positive and finite. If the target of a row that counts is not a class, it panics on CPU backends, and the loss
+/// is NaN on wgpu and CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -169,11 +169,12 @@ fn head_classes(function: &str, x: &Tensor<2>, weight: &Tensor<2>, bias: &Option
 
 /// # Panics
 ///
-/// Panics if these options do not fit, or if the softcap is not positive.
+/// Panics if these options do not fit, or if the softcap is not positive and finite.
 pub(super) fn check_options(function: &str, options: &LinearCrossEntropyOptions, x: &Tensor<2>) {
     check_factors(function, &options.factors, x);
     let softcap = options.softcap;
-    assert!(softcap.is_none_or(|cap| cap > 0.0), "{function}: a softcap of {softcap:?}");
+    let is_cap = |cap: f64| cap > 0.0 && cap.is_finite();
+    assert!(softcap.is_none_or(is_cap), "{function}: a softcap of {softcap:?}");
 }
 
 fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {

@@ -1,5 +1,5 @@
 //! The embedding, a lookup table of vectors, and the logits of a head that is tied to it.
-use crate::frozen::{packed_logits, rows_and_adapter, transposed_blocks, weight_and_adapter};
+use crate::frozen::{is_host, packed_logits, rows_and_adapter, transposed_blocks, weight_and_adapter};
 use crate::functional::{self, LinearCrossEntropyOptions, cross_entropy_by_blocks, fits_blocks};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::linear::pays_by_blocks;
@@ -105,8 +105,9 @@ impl Embedding {
 
     /// The [cross entropy](functional::linear_cross_entropy) of the [logits](Self::logits), computed in chunks.
     ///
-    /// A [lazy](crate::frozen) table is read once, block by block, so that only 16 MiB of it are there at a time, unless it has an adapter, `x` is
-    /// in f16, or the options have smoothing or class weights. The gradient of `x` is computed with the loss, as from any frozen weight.
+    /// On a CPU, a [lazy](crate::frozen) table is read once, block by block, so that only 16 MiB of it are there at a time (in bf16, 16 MiB more in
+    /// f32), unless it has an adapter, `x` is in f16, or the options have smoothing or class weights. The gradient of `x` is computed with the
+    /// loss, as from any frozen weight. Meanwhile there are five tensors of the size of `x`, in f32 at least.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
@@ -135,7 +136,9 @@ impl Embedding {
         targets: Tensor<1, Int>,
         options: LinearCrossEntropyOptions,
     ) -> Tensor<1> {
-        match transposed_blocks(&self.weight, BLOCK_BYTES).filter(|_| fits_blocks(&x, &None, &options)) {
+        // On other devices a table may stay.
+        let fits = is_host(&x.device()) && fits_blocks(&x, &None, &options);
+        match transposed_blocks(&self.weight, BLOCK_BYTES).filter(|_| fits) {
             Some(blocks) => {
                 let [classes, d_model] = self.weight.lazy_shape().dims();
                 assert_shape!(x, [.., d_model]);

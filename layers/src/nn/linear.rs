@@ -107,8 +107,9 @@ impl Linear {
 
     /// The [cross entropy](functional::linear_cross_entropy) of the outputs, as the head of a network, computed in chunks.
     ///
-    /// A [lazy](crate::frozen) weight that is not to be read whole is read once, block by block, unless it has an adapter, `x` is in f16, or
-    /// the options have smoothing or class weights. The gradient of `x` is computed with the loss, as from any frozen weight.
+    /// A [lazy](crate::frozen) weight that is not to be read whole is read once, block by block, unless it has an adapter, `x` is in f16, the
+    /// bias is tracked, or the options have smoothing or class weights. The gradient of `x` is computed with the loss, as from any frozen
+    /// weight. Meanwhile there are five tensors of the size of `x`, in f32 at least, and chunks of logits take three times their bytes.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};

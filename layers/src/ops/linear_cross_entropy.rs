@@ -134,9 +134,9 @@ impl<B: HeadLossKernels> RowLoss<B> for Capped<B> {
     ) -> FloatTensor<B> {
         let logits = capped::<B>(logits, cap);
         // `1 - tanh(logits / cap)^2`
-        let square = B::float_powi_scalar(logits.clone(), 2.into());
-        let slope = B::float_mul_scalar(square, (-1.0 / (cap * cap)).into());
-        let slope = B::float_add_scalar(slope, 1.0.into());
+        let tanh = B::float_div_scalar(logits.clone(), cap.into());
+        let square = B::float_mul(tanh.clone(), tanh);
+        let slope = B::float_add_scalar(B::float_neg(square), 1.0.into());
         // Logits that are not numbers have no gradient where the loss does not count.
         let counts_not = B::bool_expand(
             B::float_equal_elem(dloss.clone(), 0.into(), bool_dtype::<B>(&dloss)),

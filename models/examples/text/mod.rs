@@ -32,12 +32,21 @@ pub fn tokenizer(model: &Path) -> Result<Tokenizer, Box<dyn Error>> {
     Ok(tokenizer)
 }
 
+/// What ends what somebody says.
+const ENDS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>"];
+
 /// The tokens that end a text.
 pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
     if model.is_file() {
         let metadata = metadata(model)?;
-        let ends = ["eos_token_id", "eot_token_id"].map(|name| &metadata[&format!("tokenizer.ggml.{name}")]);
-        return Ok(ends.iter().filter_map(|end| end.as_u64()?.try_into().ok()).collect());
+        let ends = ["eos_token_id", "eot_token_id", "eom_token_id"];
+        let ends = ends.iter().filter_map(|name| metadata[&format!("tokenizer.ggml.{name}")].as_u64());
+        // Some files do not say that these end what is said in a conversation.
+        let tokens = metadata["tokenizer.ggml.tokens"].as_array().into_iter().flatten();
+        let named =
+            tokens.enumerate().filter(|(_, token)| token.as_str().is_some_and(|token| ENDS.contains(&token)));
+        let named = named.map(|(id, _)| id as u64);
+        return Ok(ends.chain(named).filter_map(|end| end.try_into().ok()).collect());
     }
     for name in ["generation_config.json", "config.json"] {
         let Ok(text) = fs::read_to_string(model.join(name)) else { continue };

@@ -15,7 +15,9 @@ impl<E: CpuElement, F: Fn(E::Acc) -> E::Acc> Job for Map<'_, E, F> {
     #[inline(always)]
     fn run(self) {
         let Self { x, y, f } = self;
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = MaybeUninit::new(E::narrow(f(x.widen()))));
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = MaybeUninit::new(E::narrow(f(x.widen())));
+        }
     }
 }
 
@@ -31,7 +33,9 @@ impl<E: CpuElement, F: Fn(E::Acc) -> E::Acc> Job for Update<'_, E, F> {
     #[inline(always)]
     fn run(self) {
         let Self { x, f } = self;
-        x.iter_mut().for_each(|x| *x = E::narrow(f(x.widen())));
+        for x in x {
+            *x = E::narrow(f(x.widen()));
+        }
     }
 }
 

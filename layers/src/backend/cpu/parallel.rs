@@ -54,7 +54,8 @@ impl core::ops::Div<usize> for Work {
 }
 
 /// Work that [`vectorized`] compiles for several widths of vectors, because its `run` is `#[inline(always)]`. A closure is a job, too, but
-/// it is inlined only if it is small: a large one runs in the narrow vectors that every machine has.
+/// it is inlined only if it is small: a large one runs in the narrow vectors that every machine has. So do closures that a job passes to
+/// `for_each` and `fold` of an iterator; a `for` loop stays in the job.
 pub(crate) trait Job {
     /// What the job returns.
     type Result;

@@ -67,7 +67,9 @@ impl Job for Dots<'_> {
         let Self { panel, x, width, sums } = self;
         let count = x.len() / width;
         for (row, sums) in panel.chunks_exact(width).zip(sums.chunks_exact_mut(count)) {
-            x.chunks_exact(width).zip(sums).for_each(|(x, sum)| *sum = dot(x, row));
+            for (x, sum) in x.chunks_exact(width).zip(sums) {
+                *sum = dot(x, row);
+            }
         }
     }
 }

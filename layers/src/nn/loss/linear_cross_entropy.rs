@@ -37,6 +37,8 @@ pub struct FusedLinearCrossEntropyConfig {
 /// - Otherwise, with a trainable head in half precision, it keeps `x` instead of the weight's gradient, and recomputes the
 ///   logits in the backward pass: sums over many chunks would lose small contributions.
 ///
+/// A [lazy](crate::frozen) head that is not to be read whole is read block by block, as in [`Linear::cross_entropy`].
+///
 /// For 2048 rows of 1024 features and 32000 classes, Burn's peak is 754 MiB; this layer's is 165 MiB, 125 MiB of which are the
 /// gradient of the weight.
 ///
@@ -111,7 +113,7 @@ impl FusedLinearCrossEntropy {
         let x = x.reshape([rows, dims[D - 1]]);
         let targets = targets.reshape([rows]);
         let options = LinearCrossEntropyOptions {
-            class_weights: self.weights.clone().map(|weights| weights.cast(x.dtype())),
+            class_weights: self.weights.clone(),
             smoothing: self.smoothing,
             chunk_bytes: self.chunk_bytes,
             ..Default::default()
@@ -133,6 +135,8 @@ impl FusedLinearCrossEntropy {
             };
             return loss.forward(linear(x, weight, bias), targets);
         }
+        let class_weights = options.class_weights.map(|weights| weights.cast(x.dtype()));
+        let options = LinearCrossEntropyOptions { class_weights, ..options };
         self.mean(x, targets, options, |x, targets, options| {
             linear_cross_entropy(x, weight, bias, targets, options)
         })

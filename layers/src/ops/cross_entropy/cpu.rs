@@ -172,9 +172,9 @@ impl<E: CpuElement> Job for Losses<'_, E> {
         if classes < FEW_CLASSES {
             logs_of_short_rows(x, classes, logs);
         } else {
-            x.chunks_exact(classes)
-                .zip(logs.iter_mut())
-                .for_each(|(row, log)| *log = sums::log_sum_exp(row, |x| x));
+            for (row, log) in x.chunks_exact(classes).zip(logs.iter_mut()) {
+                *log = sums::log_sum_exp(row, |x| x);
+            }
         }
         for (((at, row), loss), &[max, log]) in (first..).zip(x.chunks_exact(classes)).zip(losses).zip(&*logs)
         {

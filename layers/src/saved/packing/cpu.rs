@@ -95,7 +95,9 @@ fn narrowed<E: CpuElement, F: CpuElement>(x: &[E]) -> Vec<F> {
         #[inline(always)]
         fn run(self) {
             let Self { x, y } = self;
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = MaybeUninit::new(F::from_f64(x.into_f64())));
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = MaybeUninit::new(F::from_f64(x.into_f64()));
+            }
         }
     }
 
