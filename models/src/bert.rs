@@ -183,6 +183,8 @@ impl HuggingFace for Bert {
     fn module_name(&self, path: &str) -> String {
         let here_and_there = [
             ("words", "embeddings.word_embeddings"),
+            ("positions", "embeddings.position_embeddings"),
+            ("segments", "embeddings.token_type_embeddings"),
             (".norm_1", ".attention.output.LayerNorm"),
             (".norm_2", ".output.LayerNorm"),
             ("norm", "embeddings.LayerNorm"),

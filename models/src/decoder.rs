@@ -147,13 +147,19 @@ pub struct Mixture {
     chosen: usize,
     /// Whether the probabilities of the chosen experts are divided by their sum.
     normalized: bool,
+    /// Mixtral multiplies outputs of experts with probabilities in f32, and Qwen with rounded ones.
+    is_mixtral: bool,
     #[module(skip)]
     announcer: Option<Announcer>,
 }
 
 impl Mixture {
-    fn new(width: usize, size: &Experts, device: &Device) -> Self {
-        let &Experts { count, chosen, hidden, normalized, shared, .. } = size;
+    /// # Panics
+    ///
+    /// If no experts are chosen, or more than there are.
+    fn new(size: &DecoderSize, experts: &Experts, device: &Device) -> Self {
+        let (width, &Experts { count, chosen, hidden, normalized, shared, .. }) = (size.width, experts);
+        assert!((1..=count).contains(&chosen), "{chosen} of {count} experts cannot be chosen");
         Self {
             router: linear_layer(width, count, false, device),
             experts: (0..count).map(|_| Expert::new(width, hidden, device)).collect(),
@@ -161,6 +167,8 @@ impl Mixture {
             shared_gate: shared.map(|_| linear_layer(width, 1, false, device)),
             chosen,
             normalized,
+            // The mixtures of Qwen2 have an expert for all tokens, and those of Qwen3 normalize heads.
+            is_mixtral: shared.is_none() && !size.normalizes_heads,
             announcer: None,
         }
     }
@@ -192,12 +200,13 @@ impl Mixture {
     /// The outputs `[tokens, width]` of the experts, each multiplied by its weight of `[tokens, chosen for each]`, and added.
     fn weighted(&self, x: Tensor<2>, weights: Tensor<2>, visits: &[Visits]) -> Tensor<2> {
         let device = x.device();
-        let weights = weights.cast(x.dtype()).reshape([-1, 1]);
+        let dtype = if self.is_mixtral { DType::F32 } else { x.dtype() };
+        let weights = weights.cast(dtype).reshape([-1, 1]);
         visits.iter().fold(x.zeros_like(), |sum, visits| {
             let tokens = visits.tokens(&device);
             let y = self.experts[visits.expert].forward(x.clone().select(0, tokens.clone()));
-            let y = y * weights.clone().select(0, visits.places(&device));
-            sum.select_assign(0, tokens, y, IndexingUpdateOp::Add)
+            let y = y.cast(dtype) * weights.clone().select(0, visits.places(&device));
+            sum.select_assign(0, tokens, y.cast(x.dtype()), IndexingUpdateOp::Add)
         })
     }
 
@@ -241,7 +250,7 @@ impl Block {
             gate: is_dense.then(|| gate.init(device)),
             gelu: size.gemma.map(|_| Gelu::new_approximate()),
             down: is_dense.then(|| linear_layer(hidden, width, biases.feed_forward, device)),
-            mixture: experts.map(|experts| Mixture::new(width, &experts, device)),
+            mixture: experts.map(|experts| Mixture::new(size, &experts, device)),
             feed_forward_output_norm: normalizes_outputs.then(norm),
             adds_one: size.gemma.is_some(),
         }
@@ -331,13 +340,8 @@ impl Llama {
         self.blocks.iter().any(|block| block.attention_output_norm.is_some())
     }
 
-    /// Of the mixtures here, only those of Qwen2 have an expert for all tokens, and only those of Qwen3 normalize heads.
-    fn is_mixtral(&self) -> bool {
-        self.blocks.iter().any(|block| {
-            let of_qwen2 = |mixture: &Mixture| mixture.shared.is_some();
-            let of_qwen3 = block.attention.query_norm.is_some();
-            block.mixture.as_ref().is_some_and(|mixture| !of_qwen2(mixture) && !of_qwen3)
-        })
+    fn mixtures(&self) -> impl Iterator<Item = &Mixture> {
+        self.blocks.iter().filter_map(|block| block.mixture.as_ref())
     }
 
     fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
@@ -494,7 +498,8 @@ impl HuggingFace for Llama {
             return "lm_head".into();
         }
         if path.contains(".mixture.") {
-            let names = if self.is_mixtral() { MIXTRAL } else { QWEN };
+            let is_mixtral = self.mixtures().any(|mixture| mixture.is_mixtral);
+            let names = if is_mixtral { MIXTRAL } else { QWEN };
             return format!("model.{}", replaced(&replaced(path, names), &[("blocks.", "layers.")]));
         }
         let gemma = [
@@ -537,6 +542,14 @@ impl HuggingFace for Llama {
             true if ends(&[".gate.linear_inner", ".gate.linear_outer"]) => Some("gate_up_proj"),
             _ => None,
         }
+    }
+
+    fn without_adapter(&self, path: &str) -> Option<&'static str> {
+        // `transformers` joins the matrices of experts, and `peft` takes any layer with one of their names for them.
+        let is_feed_forward = path.starts_with("blocks.") && !path.contains(".attention.");
+        (is_feed_forward && self.mixtures().next().is_some()).then_some(
+            "in a model with mixtures of experts, Python's `peft` has no adapters of feed-forward layers",
+        )
     }
 
     fn split(&self, file: WeightFile) -> Result<WeightFile, LazyError> {

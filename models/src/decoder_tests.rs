@@ -112,7 +112,8 @@ mod tests {
         let _generator = generator();
         let device = Device::flex();
         for size in sizes() {
-            let mixture = Mixture::new(24, &size, &device.clone().autodiff()).map(&mut Shake);
+            let of = DecoderSize::QWEN3_30B_A3B.tiny();
+            let mixture = Mixture::new(&of, &size, &device.clone().autodiff()).map(&mut Shake);
             for shape in [[2, 7, 24], [1, 1, 24]] {
                 let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device);
                 let (output, expected) = run(&mixture, &x, dense);
@@ -134,6 +135,72 @@ mod tests {
                 }
             }
         }
+    }
+
+    struct Rounded;
+
+    impl ModuleMapper for Rounded {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(DType::BF16))
+        }
+    }
+
+    /// In half precision, Mixtral rounds the products of outputs and probabilities, and Qwen also the probabilities.
+    #[test]
+    fn probabilities_are_rounded_as_in_python() {
+        let _generator = generator();
+        let device = Device::flex();
+        let weighted = |size: DecoderSize| {
+            let experts = size.experts.expect("a mixture");
+            let mixture = Mixture::new(&size, &experts, &device).map(&mut Rounded);
+            let x = Tensor::<2>::random([1, 24], Distribution::Normal(0.0, 1.0), &device).cast(DType::BF16);
+            let y = mixture.experts[0].forward(x.clone());
+            let probability = Tensor::<2>::from_data([[0.3337f32]], &device);
+            let visits = Chosen::of(TensorData::from([[1.0f32, 0.0]]), 1).visits();
+            let found = mixture.weighted(x, probability.clone(), &visits);
+            let product = (y.clone().cast(DType::F32) * probability.clone()).cast(DType::BF16);
+            let of_rounded = y * probability.cast(DType::BF16);
+            [found, product, of_rounded].map(Tensor::into_data)
+        };
+        let [found, product, of_rounded] = weighted(DecoderSize::MIXTRAL_8X7B.tiny());
+        assert_eq!(found, product);
+        assert_ne!(product, of_rounded);
+        let [found, _, of_rounded] = weighted(DecoderSize::QWEN3_30B_A3B.tiny());
+        assert_eq!(found, of_rounded);
+    }
+
+    /// As a plan recomputes blocks: routers choose the same experts again.
+    #[test]
+    fn blocks_with_mixtures_may_be_recomputed() {
+        let _generator = generator();
+        let device = Device::flex().autodiff();
+        for size in [mixture(), DecoderSize::MIXTRAL_8X7B.tiny()] {
+            let model = Llama::new(&size, &device).map(&mut Shake);
+            let [now, next] =
+                [[3, 17, 4, 29, 33, 8], [17, 4, 29, 33, 8, 2]].map(|text| tokens(&text, &device));
+            let kept = model.loss(now.clone(), next.clone());
+            let x = model.blocks.iter().fold(model.embedded(now), |x, block| {
+                let block = (block.clone(), model.rotary(block).clone());
+                checkpoint(&block, x, |(block, rotary), x| block.forward(x, rotary, Part::default()))
+            });
+            let x = model.normalized(x);
+            let recomputed = next_token_loss(x, &model.words, model.head.as_ref(), None, next);
+            let [(loss, expected), (recomputed, found)] = [kept, recomputed].map(|loss| {
+                let of = loss.clone().backward();
+                (loss.into_data(), gradients(&model, &of))
+            });
+            assert_eq!(recomputed, loss);
+            assert!(expected.contains_key("blocks.0.mixture.router.weight"));
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "7 of 6 experts cannot be chosen")]
+    fn no_more_experts_are_chosen_than_there_are() {
+        let size = DecoderSize::MIXTRAL_8X7B.tiny();
+        let experts = size.experts.map(|experts| Experts { chosen: 7, ..experts });
+        Llama::new(&DecoderSize { experts, ..size }, &Device::flex());
     }
 
     fn saved(model: &Llama, directory: &Path) -> WeightFile {

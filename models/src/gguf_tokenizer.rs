@@ -26,10 +26,10 @@ const USER_DEFINED: i64 = 4;
 /// If the file has none, or one of another kind.
 pub fn tokenizer_of_gguf(file: &WeightFile) -> Result<Tokenizer, LoadError> {
     let malformed = |reason: String| LazyError::Malformed { file: file.path().to_path_buf(), reason };
-    let Some(metadata) = file.metadata() else {
+    let Some(metadata) = file.read_metadata()? else {
         return Err(malformed("it is not in the format GGUF".into()).into());
     };
-    let fields = Fields { file, metadata };
+    let fields = Fields { file, metadata: &metadata };
     let tokens = fields.texts("tokens")?;
     let kinds: Vec<i64> = match fields.optional("token_type") {
         Some(kinds) => {

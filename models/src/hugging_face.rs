@@ -31,7 +31,7 @@ pub trait HuggingFace: Module {
         &[]
     }
 
-    /// The path here of the embedding that is the head, too.
+    /// The path here of an embedding whose weight other layers have, too: the head, or other embeddings.
     fn tied_table(&self) -> Option<&'static str> {
         None
     }
@@ -60,6 +60,11 @@ pub trait HuggingFace: Module {
 
     /// The layer there that the layer at this path is a part of, if it is a part. Python's `peft` has adapters of whole layers only.
     fn whole(&self, _path: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Why Python's `peft` has no adapter of the layer at this path for another reason, if it has none.
+    fn without_adapter(&self, _path: &str) -> Option<&'static str> {
         None
     }
 
@@ -157,8 +162,8 @@ pub(crate) fn replaced(path: &str, here_and_there: &[(&str, &str)]) -> String {
 ///
 /// # Errors
 ///
-/// Those of [`peft::load`], and an error if an embedding that is also the head has an adapter or is trained: in Python, the head then stays as it
-/// was.
+/// Those of [`peft::load`], and an error if an embedding whose [weight](HuggingFace::tied_table) other layers
+/// have, too, has an adapter or is trained: in Python, these layers then stay as they were.
 pub fn load_adapters<M: HuggingFace>(
     model: M,
     directory: impl AsRef<Path>,
@@ -178,7 +183,8 @@ fn check_tied_table<M: HuggingFace>(model: &M, config: &PeftConfig) -> Result<()
     if !adapted.found && !config.modules_to_save().iter().any(|module| module == last) {
         return Ok(());
     }
-    let reason = "it is the head, too, which would change with it here and not in Python".into();
+    let reason =
+        "other layers have the same weight, which would change with it here and not in Python".to_string();
     Err(PeftError::Adapter { module: table.into(), reason })
 }
 
@@ -203,28 +209,34 @@ impl ModuleVisitor for Adapted {
     }
 }
 
-/// Whether a layer that is a part of one in Python has an adapter, or, with `all`, is there at all.
-fn check_parts<M: HuggingFace>(model: &M, all: bool) -> Result<(), PeftError> {
-    let mut parts = Parts { model, all, path: vec![], found: None };
-    model.visit(&mut parts);
-    match parts.found {
-        Some((module, whole)) => {
-            let reason = format!("in Python, it is a part of `{whole}`, which is one layer");
-            Err(PeftError::Adapter { module, reason })
-        }
+/// Why the layer at this path is refused, if it is a part of one in Python.
+fn part<M: HuggingFace>(model: &M, path: &str) -> Option<String> {
+    model.whole(path).map(|whole| format!("in Python, it is a part of `{whole}`, which is one layer"))
+}
+
+/// No layer with an adapter, or, with `all`, no layer at all, is refused for a reason.
+fn check_layers<M: Module>(
+    model: &M,
+    all: bool,
+    reason: impl Fn(&str) -> Option<String>,
+) -> Result<(), PeftError> {
+    let mut layers = Layers { reason, all, path: vec![], refused: None };
+    model.visit(&mut layers);
+    match layers.refused {
+        Some((module, reason)) => Err(PeftError::Adapter { module, reason }),
         None => Ok(()),
     }
 }
 
-struct Parts<'a, M> {
-    model: &'a M,
+struct Layers<R> {
+    reason: R,
     all: bool,
     path: Vec<String>,
-    /// The layer here, and that there.
-    found: Option<(String, &'static str)>,
+    /// The path of a layer, and the reason.
+    refused: Option<(String, String)>,
 }
 
-impl<M: HuggingFace> ModuleVisitor for Parts<'_, M> {
+impl<R: Fn(&str) -> Option<String>> ModuleVisitor for Layers<R> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.into());
     }
@@ -236,31 +248,47 @@ impl<M: HuggingFace> ModuleVisitor for Parts<'_, M> {
     fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
         // Adapters are in the weights of their layers.
         let Some(end) = self.path.iter().position(|name| name == "weight") else { return };
-        if self.found.is_none() && (self.all || end + 1 < self.path.len()) {
+        if self.refused.is_none() && (self.all || end + 1 < self.path.len()) {
             let path = self.path[..end].join(".");
-            self.found = self.model.whole(&path).map(|whole| (path, whole));
+            self.refused = (self.reason)(&path).map(|reason| (path, reason));
         }
     }
+}
+
+/// Checks whether Python's `peft` has a counterpart of each adapter of a network, as [`save_adapters`] does.
+/// Ask before the adapters are trained.
+///
+/// # Errors
+///
+/// If one of these has an adapter:
+/// - an embedding whose [weight](HuggingFace::tied_table) other layers have, too (also if it is trained),
+/// - a layer that is only a part of one in Python,
+/// - a router, an expert, or another feed-forward layer of a model with mixtures of experts.
+pub fn check_adapters<M: HuggingFace>(model: &M, config: impl Into<PeftConfig>) -> Result<(), PeftError> {
+    check_tied_table(model, &config.into())?;
+    let reason = |path: &str| part(model, path).or_else(|| model.without_adapter(path).map(String::from));
+    check_layers(model, false, reason)
 }
 
 /// Writes the adapters of a network for Python's `peft`. See [`peft::save`].
 ///
 /// # Errors
 ///
-/// Those of [`peft::save`], and that of [`load_adapters`]. Also if a layer has an adapter that is only a part of one in Python.
+/// Those of [`peft::save`] and of [`check_adapters`].
 pub fn save_adapters<M: HuggingFace>(
     model: &M,
     config: impl Into<PeftConfig>,
     directory: impl AsRef<Path>,
 ) -> Result<(), PeftError> {
     let config = config.into();
-    check_tied_table(model, &config)?;
-    check_parts(model, false)?;
+    check_adapters(model, &config)?;
     peft::save(model, config, directory, names(model))
 }
 
 /// Writes a decoder with its adapters merged into its weights to `model.safetensors` in a directory, for Python's `transformers`. See
-/// [`peft::save_merged`]. `config` is that of the adapters. (That of an embedding that is the head changes both, as here.) The directory also needs `config.json`, and the files of the tokenizer, of the model that was fine-tuned.
+/// [`peft::save_merged`]. `config` is that of the adapters, which may be those of experts, too. (That of an
+/// embedding that is the head changes both, as here.) The directory also needs `config.json`, and the files of
+/// the tokenizer, of the model that was fine-tuned.
 ///
 /// # Errors
 ///
@@ -271,7 +299,7 @@ pub fn save_merged<M: HuggingFace + Decoder>(
     directory: impl AsRef<Path>,
     dtype: DType,
 ) -> Result<(), PeftError> {
-    check_parts(model, true)?;
+    check_layers(model, true, |path| part(model, path))?;
     let directory = directory.as_ref();
     fs::create_dir_all(directory)
         .map_err(|source| PeftError::Io { file: directory.to_path_buf(), source })?;

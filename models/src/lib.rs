@@ -185,7 +185,8 @@ pub trait Decoder: Module {
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
 }
 
-/// A network that predicts the next token of a text, given another text.
+/// A network that predicts the next token of a text, given another text. In a batch, all given texts have one
+/// length, and all predicted ones: none of their tokens is padding.
 pub trait EncoderDecoder: Module {
     /// With random weights.
     fn new(size: &T5Size, device: &Device) -> Self;

@@ -18,7 +18,7 @@ pub struct EncoderSize {
     pub layers: usize,
     /// The longest sequence.
     pub length: usize,
-    /// The row of the first token in the table of positions.
+    /// The row of the first token in the table of positions. If it is not 0, the row before it is that of padding.
     pub first_position: usize,
     /// The number of segment types. All tokens are of the first.
     pub segments: usize,
@@ -46,7 +46,7 @@ impl EncoderSize {
         attention_dropout: None,
     };
 
-    /// RoBERTa-base. The first two rows of its table of positions are for padding, which is not used here.
+    /// RoBERTa-base. Row 1 of its table of positions is that of padding, and row 0 is not used.
     pub const ROBERTA_BASE: Self =
         Self { vocabulary: 50_265, first_position: 2, segments: 1, epsilon: 1e-5, ..Self::BERT_BASE };
 
@@ -319,8 +319,9 @@ pub struct DecoderSize {
     pub rotated: Option<usize>,
     /// Which dense layers have biases.
     pub biases: Biases,
-    /// Whether checkpoints have one layer for queries, keys and values, and one for both halves of a gate, as those of Phi-3. Adapters of Python's
-    /// `peft` are for layers, so those of such checkpoints cannot be loaded or saved.
+    /// Whether checkpoints have one layer for queries, keys and values, and one for both halves of a gate, as
+    /// those of Phi-3. Adapters of Python's `peft` are for whole layers, so those of these layers cannot be
+    /// loaded or saved.
     pub joined: bool,
     /// Whether queries and keys are normalized, head by head.
     pub normalizes_heads: bool,
@@ -341,7 +342,8 @@ pub struct DecoderSize {
 pub struct Experts {
     /// The experts of a layer.
     pub count: usize,
-    /// The experts that are chosen for a token.
+    /// The experts that are chosen for a token, from 1 to [`count`](Self::count). Other numbers panic when the
+    /// model is made.
     pub chosen: usize,
     /// Features between the two layers of an expert.
     pub hidden: usize,

@@ -3,11 +3,11 @@
 // `next_token_loss`.
 use crate::features::{Padded, check, check_texts};
 use crate::hugging_face::{HuggingFace, LoadError, load_from, named, replaced};
-use crate::tables::has_another_head;
+use crate::tables::has_another_table;
 use crate::{EncoderDecoder, FeatureEncoder, FeatureError, HiddenStates, T5Size};
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, ops::AttentionModuleOptions};
-use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
+use burn_memsave::lazy::{LazyError, LazyOptions, LazyReport, WeightFile};
 use burn_memsave::plan;
 use core::ops::Range;
 use nn::activation::Gelu;
@@ -254,6 +254,9 @@ impl Stack {
 
     /// [`HuggingFace::module_name`] of what is in the encoder or the decoder, as this one has it.
     fn module_name(&self, path: &str) -> String {
+        if let Some(stack) = path.strip_suffix(".bias") {
+            return format!("{stack}.block.0.layer.0.SelfAttention.relative_attention_bias");
+        }
         let is_gated = self.blocks.iter().any(|block| block.gate.is_some());
         let inner = if is_gated { "wi_0" } else { "wi" };
         let feed_forward = if path.starts_with("decoder") { ".layer.2" } else { ".layer.1" };
@@ -283,7 +286,38 @@ fn unseen(padding: Option<Tensor<2, Bool>>) -> Option<Tensor<4, Bool>> {
     padding.map(|padding| padding.unsqueeze_dims(&[1, 1]))
 }
 
+/// The tables of words in old files, which are `shared`, too.
+const TABLES: [&str; 2] = ["encoder.embed_tokens", "decoder.embed_tokens"];
+
+/// A file with the table of words, which some files have under the name of the encoder only.
+fn with_words(file: WeightFile) -> Result<WeightFile, LazyError> {
+    match file.has("words.weight") {
+        true => Ok(file),
+        false => file.with_key_remappings(&[(r"^unused\.encoder\.embed_tokens\.", "words.")]),
+    }
+}
+
+/// None of these tables has other numbers than `shared`.
+fn check_tables(
+    file: &WeightFile,
+    tables: &[&str],
+    size: &T5Size,
+    device: &Device,
+) -> Result<(), LoadError> {
+    for table in tables {
+        let unused = format!("unused.{table}.weight");
+        if has_another_table(file, &unused, [size.vocabulary, size.width], device)? {
+            let (file, unused) = (file.path().to_path_buf(), vec![format!("{table}.weight")]);
+            return Err(LoadError::Names { file, missing: vec![], unused });
+        }
+    }
+    Ok(())
+}
+
 /// Encoder and decoder. Both embeddings share one weight, and so does the head, if it is not one of its own.
+///
+/// In f16, numbers that become too large are infinite here, where `transformers` clamps them. Features, and
+/// texts that are generated, then end with an error (`NotFinite`); bf16 and f32 have room for such numbers.
 #[derive(Module, Debug)]
 pub struct T5 {
     words: Embedding,
@@ -326,7 +360,7 @@ impl T5 {
     ///
     /// # Errors
     ///
-    /// If the weights cannot be loaded.
+    /// If the weights cannot be loaded, or if the file has more than one table of words, with different numbers.
     pub fn from_file(
         size: &T5Size,
         file: WeightFile,
@@ -338,11 +372,10 @@ impl T5 {
             named(&model, file.clone()).map(|file| (model, file))
         };
         let (mut model, mut names) = with_names(size)?;
-        if size.tied {
-            let with_head = names.clone().with_key_remappings(&[(r"^unused\.lm_head\.", "head.")])?;
-            if has_another_head(&with_head, [size.vocabulary, size.width], device)? {
-                (model, names) = with_names(&T5Size { tied: false, ..*size })?;
-            }
+        check_tables(&names, &TABLES, size, device)?;
+        let shape = [size.vocabulary, size.width];
+        if size.tied && has_another_table(&names, "unused.lm_head.weight", shape, device)? {
+            (model, names) = with_names(&T5Size { tied: false, ..*size })?;
         }
         load_from(model, &names, options, &[])
     }
@@ -441,7 +474,7 @@ impl T5Encoder {
     ///
     /// # Errors
     ///
-    /// If the weights cannot be loaded.
+    /// If the weights cannot be loaded, or if the file has two tables of words for it, with different numbers.
     pub fn from_file(
         size: &T5Size,
         file: WeightFile,
@@ -450,6 +483,7 @@ impl T5Encoder {
     ) -> Result<(Self, LazyReport), LoadError> {
         let model = Self::new(size, device);
         let file = named(&model, file)?;
+        check_tables(&file, &TABLES[..1], size, device)?;
         load_from(model, &file, options, &[])
     }
 }
@@ -479,8 +513,16 @@ impl HuggingFace for T5Encoder {
         &[(r"^decoder\.block\.(\d+)\.layer\.", "unused.decoder.$1."), (r"^decoder\.", "unused.decoder.")]
     }
 
+    fn tied_table(&self) -> Option<&'static str> {
+        Some("words") // Python reads the table of the encoder
+    }
+
     fn module_name(&self, path: &str) -> String {
         self.encoder.module_name(path)
+    }
+
+    fn split(&self, file: WeightFile) -> Result<WeightFile, LazyError> {
+        with_words(file)
     }
 }
 
@@ -511,7 +553,15 @@ impl HuggingFace for T5 {
         if self.head.is_some() { &[(r"^lm_head\.", "head.")] } else { &[] }
     }
 
+    fn tied_table(&self) -> Option<&'static str> {
+        Some("words") // Python reads the tables of encoder and decoder
+    }
+
     fn module_name(&self, path: &str) -> String {
         if path == "head" { "lm_head".into() } else { self.encoder.module_name(path) }
+    }
+
+    fn split(&self, file: WeightFile) -> Result<WeightFile, LazyError> {
+        with_words(file)
     }
 }

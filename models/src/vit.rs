@@ -175,6 +175,7 @@ impl HuggingFace for Vit {
         (r"\.mlp\.fc2\.", ".pwff.linear_outer."),
     ];
 
+    /// As of version 5 of `transformers`.
     fn module_name(&self, path: &str) -> String {
         let here_and_there = [
             ("patches", "embeddings.patch_embeddings.projection"),

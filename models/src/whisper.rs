@@ -3,12 +3,12 @@
 use crate::cache::Part;
 use crate::features::check;
 use crate::hugging_face::{HuggingFace, LoadError, load_from, named, replaced};
-use crate::tables::has_another_head;
+use crate::tables::has_another_table;
 use crate::{FeatureEncoder, FeatureError, HiddenStates, WhisperSize};
-use burn::module::Module;
+use burn::module::{Module, Param, ParamId};
 use burn::nn::PaddingConfig1d;
-use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
-use burn_memsave::lazy::{LazyError, LazyOptions, LazyReport, WeightFile};
+use burn::tensor::{Device, Int, Tensor, TensorData, ops::AttentionModuleOptions};
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::plan;
 use nn::activation::Gelu;
 use nn::conv::{Conv1d, Conv1dConfig};
@@ -112,12 +112,30 @@ impl Block {
     }
 }
 
+/// `sin(place f)` and then `cos(place f)` for frequencies `f` from 1 to 1/10,000, `[places, width]`.
+fn sinusoids(places: usize, width: usize) -> TensorData {
+    let waves = width / 2;
+    let step = 1e4f64.ln() / waves.saturating_sub(1).max(1) as f64;
+    let angle = |place: usize, wave: usize| place as f64 * (-step * wave as f64).exp();
+    let number = |place: usize, feature: usize| match feature < waves {
+        true => angle(place, feature).sin() as f32,
+        false => angle(place, feature - waves).cos() as f32,
+    };
+    let numbers = (0..places).flat_map(|place| (0..width).map(move |feature| number(place, feature)));
+    TensorData::new(numbers.collect::<Vec<_>>(), [places, width])
+}
+
 /// Encoder of sound, and decoder of text.
+///
+/// In f16, numbers that become too large are infinite here, where `transformers` clamps those of the encoder.
+/// Features, and texts that are generated, then end with an error (`NotFinite`); bf16 and f32 have room for such
+/// numbers.
 #[derive(Module, Debug)]
 pub struct Whisper {
     conv_1: Conv1d,
     conv_2: Conv1d,
     gelu: Gelu,
+    /// Waves, which are not trained.
     positions: Embedding,
     encoder: TransformerEncoder,
     encoder_norm: LayerNorm,
@@ -129,9 +147,9 @@ pub struct Whisper {
 }
 
 impl Whisper {
-    /// With random weights.
+    /// With random weights, and waves as the positions of the encoder, which are not trained.
     pub fn new(size: &WhisperSize, device: &Device) -> Self {
-        let &WhisperSize { width, .. } = size;
+        let &WhisperSize { width, places, .. } = size;
         let conv = |channels, stride| {
             let config = Conv1dConfig::new(channels, width, 3).with_stride(stride);
             config.with_padding(PaddingConfig1d::Explicit(1, 1)).init(device)
@@ -146,12 +164,19 @@ impl Whisper {
             layer.mha.key.bias = None;
         }
         let embedding = |count| EmbeddingConfig::new(count, width).init(device);
+        let waves = Param::uninitialized(
+            ParamId::new(),
+            move |device, _| Tensor::from_data(sinusoids(places, width), device),
+            device.clone(),
+            false,
+            [places, width].into(),
+        );
         let norm = || LayerNormConfig::new(width).init(device);
         Self {
             conv_1: conv(size.mels, 1),
             conv_2: conv(width, 2),
             gelu: Gelu::new(),
-            positions: embedding(size.places),
+            positions: Embedding { weight: waves },
             encoder,
             encoder_norm: norm(),
             words: embedding(size.vocabulary),
@@ -206,17 +231,17 @@ impl Whisper {
     ) -> Result<(Self, LazyReport), LoadError> {
         let model = Self::new(size, device);
         let file = named(&model, file)?;
-        if Self::has_head(size, &file, device)? {
+        if has_another_table(&file, "unused.proj_out.weight", [size.vocabulary, size.width], device)? {
             let file = file.path().to_path_buf();
             return Err(LoadError::Names { file, missing: vec![], unused: vec!["proj_out.weight".into()] });
         }
         load_from(model, &file, options, &[])
     }
 
-    /// Whether a file has a head with other numbers than the embedding.
-    fn has_head(size: &WhisperSize, file: &WeightFile, device: &Device) -> Result<bool, LazyError> {
-        let with_head = file.clone().with_key_remappings(&[(r"^unused\.proj_out\.", "head.")])?;
-        has_another_head(&with_head, [size.vocabulary, size.width], device)
+    /// Mels and frames of a sound.
+    fn sound_shape(&self) -> [usize; 2] {
+        // The second convolution takes every second frame.
+        [self.conv_1.weight.lazy_shape()[1], 2 * self.positions.weight.lazy_shape()[0]]
     }
 
     /// What so many layers of the encoder make of sound, `[batch, mels, frames]`: `[batch, frames / 2, width]`.
@@ -238,9 +263,19 @@ impl Whisper {
     }
 
     /// Logits `[batch, length, vocabulary]` of tokens `[batch, length]`, given sound `[batch, mels, frames]`.
+    ///
+    /// # Panics
+    ///
+    /// If the sound has other mels than the model, or not two frames for each position of the encoder; if a text
+    /// is longer than the table of positions; or if there is not a text for each sound.
     pub fn logits(&self, sound: Tensor<3>, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let ([sounds, mels, frames], [texts, length]) = (sound.dims(), tokens.dims());
+        assert_eq!([mels, frames], self.sound_shape(), "mels and frames of the sound, and those of the model");
+        let longest = self.token_positions.weight.lazy_shape()[0];
+        assert!(length <= longest, "{length} tokens, and the longest text of the model has {longest}");
+        assert_eq!(texts, sounds, "a text for each sound");
         let memory = self.encoder_norm.forward(self.through(self.encoder.layers.len(), sound));
-        let places = Tensor::<1, Int>::arange(0..tokens.dims()[1] as i64, &tokens.device()).unsqueeze();
+        let places = Tensor::<1, Int>::arange(0..length as i64, &tokens.device()).unsqueeze();
         let x = self.blocks.iter().fold(self.embedded(tokens, places), |x, block| {
             plan::block(block, (x, memory.clone()), |block, (x, memory)| {
                 block.forward(x, block.cross.keys_and_values(memory), Part::default())
@@ -265,8 +300,7 @@ impl FeatureEncoder for Whisper {
     fn hidden_states(&self, batch: &Self::Batch, layer: Option<usize>) -> Result<HiddenStates, FeatureError> {
         let [sounds, mels, frames] = batch.dims();
         check(self, sounds, layer)?;
-        // The second convolution takes every second frame.
-        let expected = [self.conv_1.weight.lazy_shape()[1], 2 * self.positions.weight.lazy_shape()[0]];
+        let expected = self.sound_shape();
         if [mels, frames] != expected {
             return Err(FeatureError::Sound { found: [mels, frames], expected });
         }

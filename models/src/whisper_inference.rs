@@ -4,7 +4,10 @@ use crate::generate::Generate;
 use burn::tensor::DType;
 
 /// A [`Whisper`] that has heard sounds, and writes what it heard in each of them: [`generate`](crate::generate()) takes it. There is a prompt for each
-/// sound, with the tokens of the start, the language and the task. Tokens that `generation_config.json` suppresses are not suppressed.
+/// sound, with the tokens of the start, the language and the task.
+///
+/// Tokens that `generation_config.json` suppresses are not suppressed. Among its `begin_suppress_tokens` is the
+/// token of the end, so a text may be empty here where it is not in Python.
 #[derive(Debug)]
 pub struct Listener<'a> {
     model: &'a Whisper,

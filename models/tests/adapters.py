@@ -87,13 +87,15 @@ def theirs():
     )
     options = {
         "bert": dict(lora={}, dora=dict(use_dora=True), biases=dict(bias="all"), own=dict(bias="lora_only"))
-        | dict(norms=dict(modules_to_save=["LayerNorm"], bias="all")),
+        | dict(norms=dict(modules_to_save=["LayerNorm"], bias="all"))
+        | dict(tables=dict(target_modules=["position_embeddings", "token_type_embeddings"])),
         "gpt2": dict(lora={}, dense=dict(target_modules=["c_attn", "c_fc", "c_proj"]))
         | dict(saved=dict(modules_to_save=["c_proj"]), norms=dict(modules_to_save=["ln_1", "ln_f"])),
         "llama": dict(lora={}) | of_llama,
         "mixtral": dict(lora={}, dora=dict(target_modules=["q_proj", "k_proj", "o_proj"], use_dora=True)),
         "t5": dict(lora={}, dense=dict(target_modules=["k", "o", "wi", "wo"]))
-        | dict(norms=dict(modules_to_save=["layer_norm"])),
+        | dict(norms=dict(modules_to_save=["layer_norm"]))
+        | dict(distances=dict(target_modules=["q", "relative_attention_bias"])),
     }
     for family, (make, config, length) in families.items():
         choices = no_pooler.get(family, {})

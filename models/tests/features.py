@@ -27,6 +27,7 @@ from transformers import (
     XLMRobertaConfig,
     XLMRobertaModel,
 )
+from transformers.models.whisper.modeling_whisper import sinusoids
 
 directory = Path(sys.argv[1])
 torch.manual_seed(0)
@@ -205,6 +206,7 @@ while True:
 model.save_pretrained(directory / "whisper")
 expect("whisper", model.get_encoder(), sounds, [0, 1, 2], of_image)
 (directory / "whisper" / "answers.json").write_text(json.dumps(answers) + "\n")
+(directory / "whisper" / "sinusoids.json").write_text(json.dumps(sinusoids(10, 24).flatten().tolist()) + "\n")
 
 
 def resized(height, width, size):

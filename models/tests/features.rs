@@ -1,5 +1,6 @@
 //! Features are what Python's `transformers` computes: from every layer, alone or with others, whatever is in memory.
 #![recursion_limit = "256"]
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave_models::{
@@ -285,6 +286,16 @@ fn compare_sounds(path: &Path, expected: &Expected) {
     compare_rounded(expected, load, batch);
     let (stock, _) = stock::whisper::Whisper::from_directory(path, &eager(), &device).unwrap();
     expected.compare(&stock, batch);
+    // Positions are waves at first, and never trained.
+    let tracked = device.clone().autodiff();
+    let size = WhisperSize::from_directory(path).unwrap();
+    let new = memsave::whisper::Whisper::new(&size, &tracked);
+    let (trained, _) = memsave::whisper::Whisper::from_directory(path, &eager(), &tracked).unwrap();
+    let expected_waves: Vec<f32> =
+        serde_json::from_slice(&fs::read(path.join("sinusoids.json")).unwrap()).unwrap();
+    let Waves { found, .. } = Waves::of(&new);
+    assert_near(&found, &expected_waves, "positions");
+    assert_ne!(Waves::of(&trained).found, found);
     let answers = Answer::read(path);
     for options in budgets().chain([eager()]) {
         let (model, _) = memsave::whisper::Whisper::from_directory(path, &options, &device).unwrap();
@@ -301,6 +312,65 @@ fn compare_sounds(path: &Path, expected: &Expected) {
             assert_near(&last, &answers[0].last_logits, "all logits");
         }
     }
+}
+
+/// The positions of the encoder of a Whisper that is trained.
+#[derive(Default)]
+struct Waves {
+    path: Vec<String>,
+    found: Vec<f32>,
+}
+
+impl Waves {
+    fn of(model: &memsave::whisper::Whisper) -> Self {
+        let mut waves = Self::default();
+        model.visit(&mut waves);
+        waves
+    }
+}
+
+impl ModuleVisitor for Waves {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let is_waves = self.path == ["positions", "weight"];
+        assert_eq!(param.is_require_grad(), !is_waves, "{:?}", self.path);
+        if is_waves {
+            assert!(!param.val().is_require_grad());
+            self.found = param.val().into_data().iter::<f32>().collect();
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "mels and frames of the sound")]
+fn sounds_that_are_too_short_panic() {
+    let model = small_whisper();
+    model.logits(Tensor::ones([1, 80, 2998], &Device::flex()), Tensor::zeros([1, 3], &Device::flex()));
+}
+
+#[test]
+#[should_panic(expected = "449 tokens, and the longest text of the model has 448")]
+fn texts_that_are_too_long_panic() {
+    let model = small_whisper();
+    model.logits(Tensor::ones([1, 80, 3000], &Device::flex()), Tensor::zeros([1, 449], &Device::flex()));
+}
+
+fn small_whisper() -> memsave::whisper::Whisper {
+    let size = WhisperSize {
+        vocabulary: 50,
+        width: 24,
+        heads: 3,
+        decoder_heads: 3,
+        ..WhisperSize::TINY_MULTILINGUAL
+    };
+    memsave::whisper::Whisper::new(&size, &Device::flex())
 }
 
 fn compare_images(path: &Path, expected: &Expected) {
@@ -380,15 +450,7 @@ fn what_has_no_features() {
     let images = Tensor::<4>::ones([2, 3, 12, 16], &device);
     let error = features(&vit, [images.clone()], mean).next().unwrap().unwrap_err();
     assert!(error.to_string().contains("images of [3, 12, 16]"), "{error}");
-    let sizes = WhisperSize {
-        vocabulary: 50,
-        width: 24,
-        heads: 3,
-        decoder_heads: 3,
-        ..WhisperSize::TINY_MULTILINGUAL
-    };
-    let whisper = memsave::whisper::Whisper::new(&sizes, &device);
-    let error = features(&whisper, [Tensor::<3>::ones([1, 80, 2999], &device)], mean).next().unwrap();
+    let error = features(&small_whisper(), [Tensor::<3>::ones([1, 80, 2999], &device)], mean).next().unwrap();
     assert!(error.unwrap_err().to_string().contains("sounds of [80, 2999]"));
     let images = images.narrow(3, 0, 12);
     let rows = features(&vit, [images.clone().cast(DType::F16)], mean).next().unwrap().unwrap();
@@ -502,6 +564,14 @@ fn images_are_prepared_as_the_configuration_says() {
         (json!({"size": {"shortest_edge": 4}}), r#"size is {"shortest_edge":4}, which is not supported"#),
         (json!({"size": 0}), "size is [0, 0], which is not supported"),
         (json!({"do_center_crop": true}), "do_center_crop is true, which is not supported"),
+        (
+            json!({"image_processor_type": "CLIPImageProcessor"}),
+            "image_processor_type is CLIPImageProcessor, which is not supported",
+        ),
+        (
+            json!({"feature_extractor_type": "BeitFeatureExtractor"}),
+            "feature_extractor_type is BeitFeatureExtractor, which is not supported",
+        ),
     ] {
         assert!(read(config).unwrap_err().ends_with(expected), "{expected}");
     }

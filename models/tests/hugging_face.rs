@@ -3,11 +3,11 @@
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_memsave::lazy::LazyOptions;
+use burn_memsave::lazy::{LazyOptions, WeightFile};
 use burn_memsave::nn as memsave_nn;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave_models::hugging_face::{
-    HuggingFace, LoadError, lazy_load, load, load_adapters, save_adapters, save_merged,
+    HuggingFace, LoadError, check_adapters, lazy_load, load, load_adapters, save_adapters, save_merged,
 };
 use burn_memsave_models::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Experts, Gpt2Size, RotaryStretch, T5Size,
@@ -205,11 +205,101 @@ fn adapters_of_embeddings_that_are_heads_are_refused() {
     };
     let (config, words) = (|| PeftConfig::new(2, 2.0), r"^words\.weight$|query\.weight$");
     let tied = DecoderSize::LLAMA_3_2_1B.tiny();
-    let refused = |saved: Result<(), String>| assert!(saved.unwrap_err().contains("it is the head, too"));
+    let refused = |saved: Result<(), String>| assert!(saved.unwrap_err().contains("have the same weight"));
     refused(save(tied, config(), words));
     refused(save(tied, config().with_modules_to_save(["embed_tokens"]), r"query\.weight$"));
     save(tied, config(), r"query\.weight$").unwrap();
     save(DecoderSize { tied: false, ..tied }, config(), words).unwrap();
+
+    // In T5s, the table of the encoder is that of the decoder, with any head.
+    let device = Device::flex().autodiff();
+    let lora = |of: &str| Lora::new(2, 2.0).set_param_group(ParamGroup::from_regex(of).unwrap());
+    for size in [T5Size::TINY, T5Size { tied: false, ..T5Size::TINY }] {
+        let check = |of: &str, config: PeftConfig| {
+            let model = memsave::t5::T5::new(&size, &device).apply_lora(lora(of));
+            check_adapters(&model, config).map_err(|error| error.to_string())
+        };
+        refused(check(words, config()));
+        refused(check(r"query\.weight$", config().with_modules_to_save(["shared"])));
+        check(r"query\.weight$|bias\.weight$", config()).unwrap();
+        let encoder = memsave::t5::T5Encoder::new(&size, &device).apply_lora(lora(words));
+        refused(check_adapters(&encoder, config()).map_err(|error| error.to_string()));
+    }
+}
+
+/// With version 5 of `transformers`, `peft` takes feed-forward layers for parts of joined experts, and drops their adapters.
+#[test]
+fn adapters_of_experts_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, device) = (directory.path(), Device::flex().autodiff());
+    let qwen3 = DecoderSize::QWEN3_30B_A3B.tiny();
+    let experts = qwen3.experts.unwrap();
+    let qwen2 = Experts { shared: Some(20), every: 2, ..experts };
+    let sizes = [
+        DecoderSize::MIXTRAL_8X7B.tiny(),
+        qwen3,
+        DecoderSize { experts: Some(qwen2), normalizes_heads: false, ..qwen3 },
+    ];
+    let adapted = |size: DecoderSize, of: &str| {
+        let lora = Lora::new(2, 2.0).set_param_group(ParamGroup::from_regex(of).unwrap());
+        memsave::decoder::Llama::new(&size, &device).apply_lora(lora)
+    };
+    let config = || PeftConfig::new(2, 2.0);
+    for size in sizes {
+        let attention = adapted(size, r"attention\..*\.weight$");
+        check_adapters(&attention, config()).unwrap();
+        save_adapters(&attention, config(), path).unwrap();
+        let mut layers = vec!["1.mixture.experts.3.down", "1.mixture.router"];
+        if size.experts == Some(qwen2) {
+            // One that is for all tokens, and one in a block without experts.
+            layers.extend(["1.mixture.shared.gate.linear_inner", "0.gate.linear_inner"]);
+        }
+        for layer in layers {
+            let model = adapted(size, &format!(r"^blocks\.{layer}\.weight$"));
+            let error = check_adapters(&model, config()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("the adapter of blocks.{layer}: ")), "{error}");
+            assert!(error.contains("no adapters of feed-forward layers"), "{error}");
+            assert_eq!(save_adapters(&model, config(), path).unwrap_err().to_string(), error);
+            save_merged(&model, config(), path, DType::F32).unwrap();
+        }
+    }
+}
+
+/// Some files of T5 have the table of words under other names, which must have the same numbers.
+#[test]
+fn tables_of_words_of_t5() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/t5");
+    let expected = Expected::read(&path);
+    let open = || WeightFile::open(&path).unwrap();
+    let load = |size: &T5Size, file: WeightFile| {
+        memsave::t5::T5::from_file(size, file, &LazyOptions::new(), &expected.device)
+    };
+    let renamed = open().with_key_remapping(r"^shared\.", "encoder.embed_tokens.").unwrap();
+    let (model, _) = load(&T5Size::TINY, renamed.clone()).unwrap();
+    expected.compare(model.logits(expected.tokens("input_ids"), expected.tokens("decoder_input_ids")));
+    let encoder = |size: &T5Size, file: WeightFile| {
+        memsave::t5::T5Encoder::from_file(size, file, &LazyOptions::new(), &expected.device)
+    };
+    encoder(&T5Size::TINY, renamed).unwrap();
+
+    let size = T5Size { vocabulary: 40, ..T5Size::TINY };
+    let with = |name: &str, first: usize| {
+        let tables = [("shared.", 0..40), (name, first..first + 40)];
+        open().with_rows(r"^shared\.", &tables).unwrap()
+    };
+    for name in ["encoder.embed_tokens.", "decoder.embed_tokens."] {
+        load(&size, with(name, 0)).unwrap();
+        encoder(&size, with(name, 0)).unwrap();
+        let unused = format!("{name}weight");
+        refused(load(&size, with(name, 10)), &[], &[&unused[..]]);
+    }
+    refused(encoder(&size, with("encoder.embed_tokens.", 10)), &[], &["encoder.embed_tokens.weight"]);
+    // It reads no weight of the decoder.
+    encoder(&size, with("decoder.embed_tokens.", 10)).unwrap();
+    // Another head is used.
+    let (model, _) = load(&size, with("lm_head.", 10)).unwrap();
+    let tokens = Tensor::<2, Int>::from_ints([[1, 2, 3]], &expected.device);
+    assert_eq!(model.logits(tokens.clone(), tokens).dims(), [1, 3, 40]);
 }
 
 /// Phi-3 has one layer where there are three here.

@@ -2,14 +2,17 @@
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, Tolerance};
-use burn_memsave::lazy::{LazyOptions, WeightFile};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::lora::Dora;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave_models::fused::decoder::Llama;
 use burn_memsave_models::hugging_face::{self, load_adapters, save_adapters, save_merged};
 use burn_memsave_models::memsave::{gpt2::Gpt2, gptj::GptJ};
-use burn_memsave_models::{Biases, Decoder, DecoderSize, Experts, Gpt2Size, GptJSize, fused};
+use burn_memsave_models::{
+    Biases, Decoder, DecoderSize, EncoderDecoder, Experts, Gpt2Size, GptJSize, T5Size, fused, memsave,
+};
 use std::fs;
 
 mod python;
@@ -167,6 +170,32 @@ fn merged_models_are_checkpoints() {
         let next = || Tensor::<2, Int>::from_data([[17, 4, 29, 33, 8]], &device);
         let [expected, found] = [model.loss(tokens(), next()), fused.loss(tokens(), next())];
         found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::rel_abs(1e-3, 1e-3));
+    }
+}
+
+/// With the head of the configuration: the embedding, or one of its own.
+#[test]
+fn losses_of_t5_are_those_of_its_logits() {
+    let device = Device::flex();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.bpk");
+    let flan = T5Size { tied: false, scales_outputs: false, gated: true, ..T5Size::TINY };
+    for size in [T5Size::TINY, flan, T5Size { decoder_layers: Some(1), layers: 3, ..flan }] {
+        let model = memsave::t5::T5::new(&size, &device).map(&mut Shake);
+        model.clone().save_file(&path).unwrap();
+        let all_now = LazyOptions::new().exclude("*");
+        let fused = fused::t5::T5::new(&size, &device);
+        let (fused, _) = fused.lazy_load(&WeightFile::open(&path).unwrap(), &all_now).unwrap();
+        let tensor = |tokens: [[i64; 5]; 2]| Tensor::<2, Int>::from_data(tokens, &device);
+        let source = || tensor([[3, 17, 4, 29, 33], [9, 8, 7, 6, 5]]);
+        let [tokens, next] = [[[0, 12, 30, 2, 45], [0, 7, 7, 31, 1]], [[12, 30, 2, 45, 1], [7, 7, 31, 1, 0]]];
+        let logits = model.logits(source(), tensor(tokens));
+        let expected = -log_softmax(logits, 2).gather(2, tensor(next).unsqueeze_dim(2)).mean();
+        let of_memsave = model.loss(source(), tensor(tokens), tensor(next));
+        let of_fused = fused.loss(source(), tensor(tokens), tensor(next));
+        for loss in [of_memsave, of_fused] {
+            loss.into_data().assert_approx_eq::<f32>(&expected.clone().into_data(), Tolerance::default());
+        }
     }
 }
 

@@ -1,8 +1,18 @@
 //! A Hugging Face model larger than memory: generate text with it, fine-tune it, and take the adapter back to Python.
 //!
-//! The crate `burn-memsave-models` has text models of Hugging Face in our layers. `from_directory` reads `config.json`, and the weights
-//! stay in their safetensors, as [offload](super::offload) describes. Supported are Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text)
-//! and, for generation, GPT-2. If a configuration asks for something that is not implemented, the error names the field.
+//! The crate `burn-memsave-models` has models of Hugging Face in our layers. `from_directory` reads `config.json`, and the weights
+//! stay in their safetensors, as [offload](super::offload) describes. If a configuration asks for something that is not implemented, the
+//! error names the field.
+//!
+//! | models | `generate` | `finetune_model` | `features` |
+//! | --- | --- | --- | --- |
+//! | Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text) | yes | yes | |
+//! | Mixtral, Qwen2-MoE, Qwen3-MoE | yes | attentions | |
+//! | Phi-3, Phi-4 (without `longrope`) | yes | outputs of attentions and of feed-forward layers | |
+//! | GPT-2, GPT-J, Phi-1, Phi-1.5, Phi-2 | yes | not yet | |
+//! | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ViT | | | yes |
+//! | T5 1.0, T5 1.1, FLAN-T5 | `T5::reader`, in code | not yet | of the encoder |
+//! | Whisper | `Whisper::listener`, in code | not yet | of the encoder, in code |
 //!
 //! Two programs work on a directory from the hub (config.json, tokenizer.json, safetensors, and tokenizer_config.json for chats):
 //!
@@ -22,7 +32,8 @@
 //! `finetune_model` trains LoRA or DoRA. It recomputes as many blocks as the budget of a step requires, computes logits in chunks,
 //! and keeps the state of AdamW in 8 bits. A run that was stopped resumes exactly where it was
 //! saved. Python loads the result with `AutoPeftModelForCausalLM.from_pretrained("adapter")`, and `generate --adapter adapter` runs it.
-//! `--export merged` also writes the whole model with the adapter merged into its weights, one weight at a time.
+//! `--export merged` also writes the whole model with the adapter merged into its weights, one weight at a time (not for Phi-3). Adapters that
+//! Python could not load are refused before the first step: those of experts, and of the layers of Phi-3 that are parts of one in Python.
 //!
 //! # Features
 //!

@@ -1,5 +1,6 @@
 //! [`WeightFile`]: an open file of weights, with the names, shapes and places of its tensors. Tensors are read on demand.
 use super::format;
+use super::gguf;
 use super::names::{self, Replacement};
 use super::source::{Entry, OpenFile, Opener, Origin};
 use super::tensors::{Tensors, Unreadable};
@@ -255,8 +256,8 @@ impl WeightFile {
         &self.path
     }
 
-    /// What the beginning of a GGUF file says of its model: the architecture and its sizes, but no lists, such as that of tokens. `None` for other
-    /// files.
+    /// What the beginning of a GGUF file says of its model: the architecture and its sizes, but no lists, such as that of tokens, which
+    /// [`read_metadata`](Self::read_metadata) gives. `None` for other files.
     ///
     /// ```no_run
     /// let file = burn_memsave::lazy::WeightFile::open("Qwen3-0.6B-Q4_K_M.gguf")?;
@@ -265,6 +266,18 @@ impl WeightFile {
     /// ```
     pub fn metadata(&self) -> Option<&serde_json::Map<String, serde_json::Value>> {
         self.tensors.metadata.as_deref()
+    }
+
+    /// Reads all that the beginning of a GGUF file says of its model, with lists, such as that of tokens. `None` for other files.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file can no longer be read.
+    pub fn read_metadata(&self) -> Result<Option<serde_json::Map<String, serde_json::Value>>, LazyError> {
+        match self.tensors.metadata {
+            Some(_) => gguf::all_metadata(&OpenFile::open(self.path.clone())?).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Whether it has a tensor of this name, if only one that cannot be read.

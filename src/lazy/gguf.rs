@@ -12,9 +12,14 @@ use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::sync::Arc;
 
-/// `None` for a list: those of tokens are large.
-fn json(value: &MetadataValue) -> Option<Value> {
-    Some(match value {
+/// What a file says of its model, with the lists, which are large if they have the tokens.
+pub(super) fn all_metadata(file: &OpenFile) -> Result<Map<String, Value>, LazyError> {
+    let reader = reader(file)?;
+    Ok(reader.metadata().iter().map(|(key, value)| (key.clone(), json(value))).collect())
+}
+
+fn json(value: &MetadataValue) -> Value {
+    match value {
         MetadataValue::U8(number) => (*number).into(),
         MetadataValue::I8(number) => (*number).into(),
         MetadataValue::U16(number) => (*number).into(),
@@ -27,8 +32,8 @@ fn json(value: &MetadataValue) -> Option<Value> {
         MetadataValue::F64(number) => (*number).into(),
         MetadataValue::Bool(is) => (*is).into(),
         MetadataValue::String(text) => text.clone().into(),
-        MetadataValue::Array(_) => return None,
-    })
+        MetadataValue::Array(list) => list.values.iter().map(json).collect(),
+    }
 }
 
 fn reader(file: &OpenFile) -> Result<GGUFFileReader<BufReader<File>>, LazyError> {
@@ -67,8 +72,9 @@ pub(super) fn open(file: Arc<OpenFile>, opener: Opener<'_>) -> Result<Tensors, L
 fn open_one(file: Arc<OpenFile>) -> Result<(Tensors, u64), LazyError> {
     let reader = reader(&file)?; // it checks sizes, and that all of them lie within the file
     let parts = reader.metadata().get_u64("split.count").unwrap_or(1);
-    let metadata = reader.metadata().iter().filter_map(|(key, value)| Some((key.clone(), json(value)?)));
-    let metadata = Some(Arc::new(metadata.collect::<Map<_, _>>()));
+    let metadata = reader.metadata().iter().filter(|(_, value)| !matches!(value, MetadataValue::Array(_)));
+    let metadata =
+        Some(Arc::new(metadata.map(|(key, value)| (key.clone(), json(value))).collect::<Map<_, _>>()));
     let mut tensors = Tensors { of_pytorch: true, metadata, ..Tensors::default() };
     for info in reader.tensor_infos() {
         let name = info.name().to_owned();

@@ -68,7 +68,7 @@ struct Args {
     /// Tokens of a batch, with padding. A longer text is a batch of its own.
     #[arg(long, default_value_t = 4096)]
     at_once: usize,
-    /// Cuts texts that are too long for the model, or longer than this. Without it, they are refused.
+    /// Cuts texts that are too long for the model, or longer than this, special tokens included. Without it, they are refused.
     #[arg(long)]
     truncate: Option<usize>,
     /// Uses weights where they lie in the file, without copies, if `--dtype` is that of the file. No process may write to the file meanwhile.

@@ -31,14 +31,12 @@ enum Size {
 }
 
 /// Fields that change nothing: names, and what is asked of other images.
-const WITHOUT_EFFECT: [&str; 8] = [
+const WITHOUT_EFFECT: [&str; 6] = [
     "_processor_class",
     "crop_size",
     "data_format",
     "default_to_square",
     "do_convert_rgb",
-    "feature_extractor_type",
-    "image_processor_type",
     "processor_class",
 ];
 
@@ -53,6 +51,13 @@ impl Preprocessor {
     }
 
     fn of_fields(mut fields: Map<String, Value>) -> Result<Self, Box<dyn Error>> {
+        // Others have other defaults.
+        for field in ["image_processor_type", "feature_extractor_type"] {
+            let kind: Option<String> = take(&mut fields, field)?;
+            if let Some(kind) = kind.filter(|kind| !kind.starts_with("ViT")) {
+                return Err(unsupported(field, kind));
+            }
+        }
         let mut size = Some([224; 2]);
         if let Some(given) = take::<Size>(&mut fields, "size")? {
             size = Some(match given {

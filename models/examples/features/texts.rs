@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use tokenizers::TruncationParams;
+use tokenizers::{PostProcessor, TruncationParams};
 
 /// Texts as tokens.
 pub struct Texts {
@@ -31,6 +31,12 @@ impl Texts {
         let mut tokenizer = tokenizer(model)?;
         if let Some(cut) = cut {
             let max_length = most.map_or(cut, |most| cut.min(most));
+            let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+            if max_length <= special {
+                let what =
+                    format!("{max_length} tokens of a text, of which {special} are special, are too few");
+                return Err(format!("--truncate: {what}").into());
+            }
             let truncation = TruncationParams { max_length, ..TruncationParams::default() };
             tokenizer.with_truncation(Some(truncation)).map_err(|error| error.to_string())?;
         }

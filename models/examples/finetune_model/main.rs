@@ -6,8 +6,10 @@
 //! ```
 //!
 //! `AutoPeftModelForCausalLM.from_pretrained("adapter")` then loads it. As many blocks are recomputed as the budget of a step requires. Logits
-//! are computed in chunks, but for models that cap them (Gemma 2). The optimizer keeps 8 bits. A run that was stopped goes on with `--resume`,
-//! to the bit.
+//! are computed in chunks. The optimizer keeps 8 bits. A run that was stopped goes on with `--resume`, to the bit.
+//!
+//! It trains decoders in the style of Llama. An adapter that Python's `peft` could not load is refused before the first step: those of experts
+//! and of other feed-forward layers beside them, and of Phi-3 those of queries, keys, values and gates, which are parts of layers there.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, Device, Tensor};
@@ -40,8 +42,15 @@ mod texts;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
-/// All dense layers of a block.
-const TARGETS: &str = r"attention\.(query|key|value|output)|gate\.linear_(inner|outer)|down";
+/// The dense layers of a block for which Python's `peft` has adapters.
+fn default_targets(size: &DecoderSize) -> &'static str {
+    match (size.joined, size.experts) {
+        // Others are parts of layers there.
+        (true, _) => r"attention\.output|down",
+        (false, Some(_)) => r"attention\.(query|key|value|output)",
+        (false, None) => r"attention\.(query|key|value|output)|gate\.linear_(inner|outer)|down",
+    }
+}
 
 /// The names of these layers in Python, and here.
 const NAMES: [(&str, &str); 7] = [
@@ -79,11 +88,12 @@ struct Args {
     /// DoRA: the adapters have magnitudes, too.
     #[arg(long)]
     dora: bool,
-    /// The layers of a block that get adapters, a regular expression. Python's names (q_proj, ...) are understood, too.
-    #[arg(long, default_value = TARGETS)]
-    targets: String,
-    /// The most bytes of weights that are in memory. The head, and an embedding that it is tied to, are read whole; if they do not fit, they
-    /// come on top.
+    /// The layers of a block that get adapters, a regular expression. Python's names (q_proj, ...) are understood, too. By default, these are all
+    /// dense layers for which Python has adapters: in models with mixtures of experts those of attentions, of Phi-3 o_proj and down_proj.
+    #[arg(long)]
+    targets: Option<String>,
+    /// The most bytes of weights that are in memory. If the head is larger than that, or is the embedding, the loss reads it block by block,
+    /// once for each part of a step.
     #[arg(long, default_value = "2GiB")]
     budget: ByteSize,
     /// The most bytes that a step may need beside the weights. Blocks are recomputed as far as that is necessary.
@@ -146,6 +156,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         true => DecoderSize::from_gguf(&args.model)?,
         false => DecoderSize::from_directory(&args.model)?,
     };
+    if args.export.is_some() && size.joined {
+        let reason = "Python has one layer for queries, keys and values, and one for both halves of a gate";
+        return Err(format!("--export cannot write this model: {reason}").into());
+    }
+    let targets = args.targets.as_deref().unwrap_or(default_targets(&size));
     if args.model.is_file() && args.tokenizer.is_none() {
         return Err("a GGUF file needs --tokenizer, the directory of the same model in Python".into());
     }
@@ -169,16 +184,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let size = size.with_length(texts.longest());
     let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
     let alpha = args.alpha.unwrap_or(2.0 * args.lora as f64);
-    let mut model = adapted(model, &args, alpha, &device)?;
+    let mut model = adapted(model, targets, &args, alpha, &device)?;
     let trained = trained_bytes(&model);
     if trained == 0 {
-        return Err(format!("no layer has the name {}: there are {TARGETS}", args.targets).into());
+        let usual = default_targets(&size);
+        return Err(format!("no layer has the name {targets}: there are {usual}").into());
     }
+    let base = fs::canonicalize(tokenizer)?;
+    let config =
+        PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
+    hugging_face::check_adapters(&model, &config)?;
     let mut optimizer = AdamW8bitConfig::new().init_for(&model);
     let at_once = args.at_once.min(args.batch_size).min(texts.len());
     let steps = (args.epochs * texts.len().div_ceil(args.batch_size)).min(args.steps.unwrap_or(usize::MAX));
 
-    let checkpoint = Checkpoint::new(args.output.join("state"), run(&args, &texts, alpha));
+    let checkpoint = Checkpoint::new(args.output.join("state"), run(&args, targets, &texts, alpha));
     let mut done = 0;
     match (args.resume, checkpoint.last()) {
         (true, _) => (model, optimizer, done) = checkpoint.load(model, optimizer)?,
@@ -224,9 +244,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     bar.finish();
-    let base = fs::canonicalize(tokenizer)?;
-    let config =
-        PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
     hugging_face::save_adapters(&model, &config, &args.output)?;
     // Before the peak is asked for: meanwhile that is the peak of a step.
     if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
@@ -282,9 +299,15 @@ fn export(
 }
 
 /// The model with adapters on the layers that were asked for. Everything else is frozen.
-fn adapted(model: Llama, args: &Args, alpha: f64, device: &Device) -> Result<Llama, Box<dyn Error>> {
+fn adapted(
+    model: Llama,
+    targets: &str,
+    args: &Args,
+    alpha: f64,
+    device: &Device,
+) -> Result<Llama, Box<dyn Error>> {
     let targets =
-        NAMES.iter().fold(args.targets.clone(), |targets, (there, here)| targets.replace(there, here));
+        NAMES.iter().fold(targets.to_string(), |targets, (there, here)| targets.replace(there, here));
     let layers = format!(r"^blocks\.\d+\.({targets})\.weight$");
     let group = ParamGroup::from_regex(&layers).map_err(|error| format!("{error:?}"))?;
     let lora = Lora::new(args.lora, alpha).set_param_group(group);
@@ -312,21 +335,9 @@ fn trained_bytes(model: &Llama) -> u64 {
 }
 
 /// What determines the steps of a run.
-fn run(args: &Args, texts: &Texts, alpha: f64) -> String {
+fn run(args: &Args, targets: &str, texts: &Texts, alpha: f64) -> String {
     let Args {
-        model,
-        data,
-        lora,
-        dora,
-        targets,
-        length,
-        batch_size,
-        at_once,
-        epochs,
-        steps,
-        learning_rate,
-        seed,
-        ..
+        model, data, lora, dora, length, batch_size, at_once, epochs, steps, learning_rate, seed, ..
     } = args;
     format!(
         "{model:?}, {data:?} of {} texts and {} tokens, rank {lora}, alpha {alpha}, DoRA {dora}, {targets}, {length} tokens, {batch_size} texts, {at_once} at once, \

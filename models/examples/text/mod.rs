@@ -65,7 +65,7 @@ pub fn ends(model: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
 
 /// What a GGUF file says of its model.
 fn metadata(file: &Path) -> Result<Value, Box<dyn Error>> {
-    let metadata = WeightFile::open(file)?.metadata().cloned();
+    let metadata = WeightFile::open(file)?.read_metadata()?;
     let malformed = || format!("{}: it is not in the format GGUF", file.display());
     Ok(Value::Object(metadata.ok_or_else(malformed)?))
 }

@@ -91,7 +91,7 @@ impl VitSize {
         let size = Self {
             image: fields.height_and_width("image_size", 224)?,
             patch: fields.height_and_width("patch_size", 16)?,
-            channels: if fields.has("num_channels") { fields.positive("num_channels")? } else { 3 },
+            channels: if fields.is_there("num_channels") { fields.positive("num_channels")? } else { 3 },
             width: fields.positive("hidden_size")?,
             hidden: fields.positive("intermediate_size")?,
             heads: fields.positive("num_attention_heads")?,
@@ -137,8 +137,10 @@ impl T5Size {
         };
         let tied = fields.take("tie_word_embeddings")?.unwrap_or(true);
         let layers = fields.few("num_layers")?;
-        let of_decoder =
-            if fields.has("num_decoder_layers") { fields.few("num_decoder_layers")? } else { layers };
+        let of_decoder = match fields.is_there("num_decoder_layers") {
+            true => fields.few("num_decoder_layers")?,
+            false => layers,
+        };
         let size = Self {
             vocabulary: fields.positive("vocab_size")?,
             width: fields.positive("d_model")?,
@@ -215,6 +217,10 @@ impl WhisperSize {
             if !size.width.is_multiple_of(heads) {
                 return Err(fields.unsupported(field, heads.into()));
             }
+        }
+        // Half of the features are sines of a place, and half of them cosines.
+        if !size.width.is_multiple_of(2) {
+            return Err(fields.unsupported("d_model", size.width.into()));
         }
         fields.expect("activation_function", &["gelu".into()])?;
         fields.expect("num_hidden_layers", &[size.layers.into()])?;
@@ -369,6 +375,7 @@ mod tests {
         });
         let of = |changes| read(&config, changes, |directory| VitSize::from_directory(directory));
         assert_eq!(of(json!({})), Ok(VitSize::TINY));
+        assert_eq!(of(json!({"num_channels": null})), Ok(VitSize::TINY));
         let wide = VitSize { image: [12, 20], input_biases: false, ..VitSize::TINY };
         assert_eq!(of(json!({"image_size": [12, 20], "qkv_bias": false})), Ok(wide));
         assert_eq!(wide.tokens(), 16);
@@ -396,6 +403,7 @@ mod tests {
         });
         let of = |changes| read(&config, changes, |directory| T5Size::from_directory(directory));
         assert_eq!(of(json!({})), Ok(T5Size::TINY));
+        assert_eq!(of(json!({"num_decoder_layers": null})), Ok(T5Size::TINY));
         let flan = json!({
             "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": true, "tie_word_embeddings": false,
             "num_decoder_layers": 1
@@ -454,6 +462,10 @@ mod tests {
                 r#"activation_function is "relu", which is not supported"#,
             ),
             (json!({"decoder_attention_heads": 5}), "decoder_attention_heads is 5, which is not supported"),
+            (
+                json!({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 1}),
+                "d_model is 9, which is not supported",
+            ),
             (json!({"scale_embedding": true}), "scale_embedding is true, which is not supported"),
             (json!({"encoder_layerdrop": 0.1}), "encoder_layerdrop is 0.1, which is not supported"),
             (json!({"max_source_positions": null}), "there is no max_source_positions"),
