@@ -36,6 +36,7 @@ pub(crate) const PAGE: usize = 64;
 
 /// Keys or values of whole pages.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one for 64 tokens or more")]
 enum Page {
     Float(Tensor<4>),
     /// Integers of eight bits from -127 to 127, and what they are multiplied with, in f32: `[batch, heads, tokens, 1]`.

@@ -61,8 +61,8 @@ fn packed_tensors_say_so() {
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata["general.architecture"], "llama");
     assert!(open(&data("packed.safetensors")).metadata().is_none());
-    let all = file.read_metadata().unwrap().unwrap();
-    assert!(metadata.iter().all(|(key, value)| all[key] == *value));
+    let with_lists = file.read_metadata().unwrap().unwrap();
+    assert!(metadata.iter().all(|(key, value)| with_lists[key] == *value));
     assert!(open(&data("packed.safetensors")).read_metadata().unwrap().is_none());
 
     let file = open(&data("packed.safetensors"));
