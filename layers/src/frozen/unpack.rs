@@ -126,33 +126,30 @@ impl Job for UnpackBlocks<'_> {
     #[inline(always)]
     fn run(self) {
         let Self { format, blocks, out } = self;
-        match format {
-            BlockFormat::Q4_0 => each_block(blocks, out, q4_0),
-            BlockFormat::Q4_1 => each_block(blocks, out, q4_1),
-            BlockFormat::Q5_0 => each_block(blocks, out, q5_0),
-            BlockFormat::Q5_1 => each_block(blocks, out, q5_1),
-            BlockFormat::Q8_0 => each_block(blocks, out, q8_0),
-            BlockFormat::Q2_K => each_block(blocks, out, q2_k),
-            BlockFormat::Q3_K => each_block(blocks, out, q3_k),
-            BlockFormat::Q4_K => each_block(blocks, out, q4_k),
-            BlockFormat::Q5_K => each_block(blocks, out, q5_k),
-            BlockFormat::Q6_K => each_block(blocks, out, q6_k),
-            BlockFormat::IQ4_NL => each_block(blocks, out, iq4_nl),
-            BlockFormat::IQ4_XS => each_block(blocks, out, iq4_xs),
+        // Not a function that takes another one: what calls that would not have wide vectors.
+        macro_rules! each_block {
+            ($bytes:literal, $elements:literal, $unpack:ident) => {
+                for (block, out) in
+                    blocks.as_chunks::<$bytes>().0.iter().zip(out.as_chunks_mut::<$elements>().0)
+                {
+                    $unpack(block, out);
+                }
+            };
         }
-    }
-}
-
-#[inline(always)]
-fn each_block<const BYTES: usize, const ELEMENTS: usize>(
-    blocks: &[u8],
-    out: &mut [f32],
-    unpack: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
-) {
-    let (blocks, out) = (blocks.as_chunks::<BYTES>().0, out.as_chunks_mut::<ELEMENTS>().0);
-    // Not by `for_each`: that would be a function of its own, without wide vectors.
-    for (block, out) in blocks.iter().zip(out) {
-        unpack(block, out);
+        match format {
+            BlockFormat::Q4_0 => each_block!(18, 32, q4_0),
+            BlockFormat::Q4_1 => each_block!(20, 32, q4_1),
+            BlockFormat::Q5_0 => each_block!(22, 32, q5_0),
+            BlockFormat::Q5_1 => each_block!(24, 32, q5_1),
+            BlockFormat::Q8_0 => each_block!(34, 32, q8_0),
+            BlockFormat::Q2_K => each_block!(84, 256, q2_k),
+            BlockFormat::Q3_K => each_block!(110, 256, q3_k),
+            BlockFormat::Q4_K => each_block!(144, 256, q4_k),
+            BlockFormat::Q5_K => each_block!(176, 256, q5_k),
+            BlockFormat::Q6_K => each_block!(210, 256, q6_k),
+            BlockFormat::IQ4_NL => each_block!(18, 32, iq4_nl),
+            BlockFormat::IQ4_XS => each_block!(136, 256, iq4_xs),
+        }
     }
 }
 
