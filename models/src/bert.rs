@@ -1,7 +1,7 @@
 // BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692), written once, with the topology of Hugging Face up to the end of the encoder.
 // The module that includes this file chooses `nn`.
 use crate::features::{Padded, check, check_texts, padding};
-use crate::hugging_face::{HuggingFace, LoadError, load_from, named, replaced};
+use crate::hugging_face::{HuggingFace, LoadError, load_file, replaced};
 use crate::{Encoder, EncoderSize, FeatureEncoder, FeatureError, HiddenStates};
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -64,9 +64,7 @@ impl Bert {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
-        let model = Self::new(size, device);
-        let file = named(&model, file)?;
-        load_from(model, &file, options, &[])
+        load_file(Self::new(size, device), file, options)
     }
 
     fn embedded(&self, tokens: Tensor<2, Int>, positions: Tensor<2, Int>) -> Tensor<3> {

@@ -84,6 +84,11 @@ fn bytes(x: &Tensor<4>) -> u64 {
     (x.shape().num_elements() * x.dtype().size()) as u64
 }
 
+/// The bytes of keys and values.
+pub(crate) fn bytes_of(states: &[Tensor<4>; 2]) -> u64 {
+    states.iter().map(bytes).sum()
+}
+
 impl KeyValueCache {
     /// An empty cache, for a model of so many layers. Pages are stored in this dtype, or in that of the model.
     pub(crate) fn new(layers: usize, stored: Option<DType>) -> Self {
@@ -157,7 +162,7 @@ impl KeyValueCache {
 impl LayerCache {
     fn bytes(&self) -> u64 {
         let pages = self.pages.iter().flatten().map(Page::bytes);
-        pages.chain(self.tail.iter().flatten().map(bytes)).sum()
+        pages.sum::<u64>() + self.tail.iter().map(bytes_of).sum::<u64>()
     }
 
     /// Drops whole pages of tokens before this one.

@@ -1,7 +1,7 @@
 // What only a model of burn-memsave's layers can do: weights as they lie in a directory of Hugging Face, and tokens one after the other.
 use crate::cache::KeyValueCache;
 use crate::generate::Generate;
-use crate::hugging_face::{LoadError, load_from, named};
+use crate::hugging_face::{LoadError, load_file};
 use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use std::path::Path;
@@ -33,9 +33,7 @@ impl GptJ {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
-        let model = Self::new(size, device);
-        let file = named(&model, file)?;
-        load_from(model, &file, options, &[])
+        load_file(Self::new(size, device), file, options)
     }
 }
 

@@ -122,7 +122,16 @@ pub fn lazy_load<M: HuggingFace>(
     path: impl AsRef<Path>,
     options: &LazyOptions,
 ) -> Result<(M, LazyReport), LoadError> {
-    let file = named(&model, WeightFile::open(path)?)?;
+    load_file(model, WeightFile::open(path)?, options)
+}
+
+/// [`lazy_load`] from an open file.
+pub(crate) fn load_file<M: HuggingFace>(
+    model: M,
+    file: WeightFile,
+    options: &LazyOptions,
+) -> Result<(M, LazyReport), LoadError> {
+    let file = named(&model, file)?;
     load_from(model, &file, options, &[])
 }
 

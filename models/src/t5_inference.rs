@@ -1,5 +1,5 @@
 // What only a model of burn-memsave's layers can do: answers, one token after the other.
-use crate::cache::{KeyValueCache, Part};
+use crate::cache::{KeyValueCache, Part, bytes_of};
 use crate::features::padding;
 use crate::generate::Generate;
 use burn::tensor::DType;
@@ -37,8 +37,7 @@ impl T5 {
 impl Reader<'_> {
     /// The bytes of keys and values of the texts.
     pub fn bytes(&self) -> u64 {
-        let tensors = self.states.iter().flatten();
-        tensors.map(|x| (x.shape().num_elements() * x.dtype().size()) as u64).sum()
+        self.states.iter().map(bytes_of).sum()
     }
 }
 

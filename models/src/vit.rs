@@ -1,7 +1,7 @@
 // Vision transformers (arXiv 2010.11929), written once, with the topology of Hugging Face up to the last norm. The module that includes this
 // file chooses `nn`.
 use crate::features::check;
-use crate::hugging_face::{HuggingFace, LoadError, load_from, named, replaced};
+use crate::hugging_face::{HuggingFace, LoadError, load_file, replaced};
 use crate::{FeatureEncoder, FeatureError, HiddenStates, VitSize};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -98,9 +98,7 @@ impl Vit {
         options: &LazyOptions,
         device: &Device,
     ) -> Result<(Self, LazyReport), LoadError> {
-        let model = Self::new(size, device);
-        let file = named(&model, file)?;
-        load_from(model, &file, options, &[])
+        load_file(Self::new(size, device), file, options)
     }
 
     /// Features `[batch, tokens, width]` of images `[batch, channels, height, width]`: those of a token for the whole image, and then those of the

@@ -1,5 +1,5 @@
 // What only a model of burn-memsave's layers can do: text, one token after the other.
-use crate::cache::KeyValueCache;
+use crate::cache::{KeyValueCache, bytes_of};
 use crate::generate::Generate;
 use burn::tensor::DType;
 
@@ -33,8 +33,7 @@ impl Whisper {
 impl Listener<'_> {
     /// The bytes of keys and values of the sounds.
     pub fn bytes(&self) -> u64 {
-        let tensors = self.states.iter().flatten();
-        tensors.map(|x| (x.shape().num_elements() * x.dtype().size()) as u64).sum()
+        self.states.iter().map(bytes_of).sum()
     }
 }
 
