@@ -23,11 +23,14 @@ const FEW_ROWS: usize = 8;
 /// The most elements of a line that are in f32 at a time: they stay in the first-level cache.
 const LINE: usize = 512;
 
-/// The most columns whose sums are made at a time from rows of the right factor: long enough that a row is read in order.
-const STRIP: usize = 1024;
+/// The most columns whose sums a job makes from rows of the right factor: it reads several pages of memory in order.
+const STRIP: usize = 4096;
 
-/// The least columns of a thread whose sums are made from rows of the right factor: two cache lines.
+/// The least columns of such a job: two cache lines.
 const SHORTEST: usize = 64;
+
+/// Jobs among which the rows of the right factor are divided, whatever the number of threads, so that sums do not depend on it.
+const DEPTH_JOBS: usize = 8;
 
 /// Rows of the right factor that are added to a sum at once, so that it is written less often.
 const AT_ONCE: usize = 4;
@@ -67,15 +70,16 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     assert_eq!(depth, b.rows(), "as many columns as rows");
     assert!(bias.is_none_or(|bias| bias.len() == columns), "an element per column");
     let wide = widened(a);
+    let work = columns.saturating_mul(depth).saturating_mul(rows.saturating_add(PER_ELEMENT));
+    if rows <= FEW_ROWS && b.strides[0] != 1 {
+        return few_rows_by_rows(&wide, rows, b, bias, work);
+    }
     let len = elements(a, b);
     let mut result = Vec::with_capacity(len);
     let target = Parts(result.as_mut_ptr());
-    let work = columns.saturating_mul(depth).saturating_mul(rows.saturating_add(PER_ELEMENT));
     let threads = parallel::threads();
     if rows <= FEW_ROWS {
-        // A column is read in order whatever its neighbors are; of rows, long parts are.
-        let [per_thread, multiple] = if b.strides[0] == 1 { [4, LINES] } else { [1, SHORTEST] };
-        let size = columns.div_ceil(per_thread * threads).next_multiple_of(multiple);
+        let size = columns.div_ceil(4 * threads).next_multiple_of(LINES);
         parallel::each(ranges(columns, size).collect(), work, |columns| {
             vectorized(Lines { a: &wide, rows, b, bias, columns, result: &target });
         });
@@ -221,7 +225,7 @@ fn round<E: CpuElement<Acc = f32>>(sums: &[f32], bias: Option<&[E]>, result: &mu
     }
 }
 
-/// Some columns of a result of at most [`FEW_ROWS`], from lines of the right factor.
+/// Some columns of a result of at most [`FEW_ROWS`]. A column of the right factor lies in order: every sum is a scalar product.
 struct Lines<'a, E> {
     /// The left factor, in row-major order.
     a: &'a [f32],
@@ -237,18 +241,6 @@ impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        if self.b.strides[0] == 1 {
-            self.by_columns();
-        } else {
-            self.by_rows();
-        }
-    }
-}
-
-impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
-    /// A column of the right factor lies in order: every sum is a scalar product.
-    #[inline(always)]
-    fn by_columns(self) {
         let [depth, pitch] = self.b.size;
         let mut line = [const { MaybeUninit::<f32>::uninit() }; LINE];
         for column in self.columns.clone() {
@@ -267,73 +259,156 @@ impl<E: CpuElement<Acc = f32>> Lines<'_, E> {
             }
         }
     }
+}
 
-    /// Rows of the right factor are added, each times an element of the left one, some of them at once.
+/// The product of at most [`FEW_ROWS`] if rows of the right factor lie in order. A job adds some of these rows, so that what it reads is as
+/// long as they are; its sums are added to those of other jobs at the end.
+fn few_rows_by_rows<E: CpuElement<Acc = f32>>(
+    a: &[f32],
+    rows: usize,
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+    work: usize,
+) -> Vec<E> {
+    let [depth, columns] = b.size;
+    let summands = ranges(depth, depth.div_ceil(DEPTH_JOBS).next_multiple_of(LINE).max(LINE));
+    let parts = summands.clone().count().max(1);
+    let across = (2 * parallel::threads()).div_ceil(parts);
+    let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(SHORTEST, STRIP));
+    // `[summands, rows, columns]`
+    let mut sums = vec![0.0f32; parts * rows * columns];
+    let target = Parts(sums.as_mut_ptr());
+    let jobs = summands
+        .enumerate()
+        .flat_map(|(part, summands)| strips.clone().map(move |columns| (part, summands.clone(), columns)));
+    parallel::each(jobs.collect(), work, |(part, summands, strip)| {
+        vectorized(AddRows { a, rows, b, part, summands, columns: strip, sums: &target });
+    });
+    // SAFETY: `RoundSums` writes all of a row.
+    unsafe {
+        parallel::written(rows * columns, columns.max(1), sums.len(), |row, result| {
+            vectorized(RoundSums { sums: &sums, row, rows, bias, result });
+        })
+    }
+}
+
+/// Adds rows of the right factor, each times an element of the left one.
+struct AddRows<'a, E> {
+    /// The left factor, in row-major order.
+    a: &'a [f32],
+    rows: usize,
+    b: Matrix<'a, E>,
+    /// Which part of all summands these are.
+    part: usize,
+    summands: Range<usize>,
+    columns: Range<usize>,
+    /// `[parts, rows, columns]`: zeros, if nobody has written them yet.
+    sums: &'a Parts<f32>,
+}
+
+impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
+    type Result = ();
+
     #[inline(always)]
-    fn by_rows(self) {
-        let [depth, pitch] = self.b.size;
-        let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; STRIP] }; AT_ONCE];
-        let mut sums = [[0.0f32; STRIP]; FEW_ROWS];
-        for columns in ranges(self.columns.len(), STRIP) {
-            let columns = self.columns.start + columns.start..self.columns.start + columns.end;
-            let len = columns.len();
-            // Sums of parts of all summands, so that few are added to a large one.
-            let mut totals = vec![0.0f32; self.rows * len];
-            for part in ranges(depth, LINE) {
-                sums[..self.rows].iter_mut().for_each(|sums| sums[..len].fill(0.0));
-                for first in part.clone().step_by(AT_ONCE) {
-                    let count = AT_ONCE.min(part.end - first);
+    fn run(self) {
+        let Self { a, rows, b, part, summands, columns, sums } = self;
+        let [depth, pitch] = b.size;
+        let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; LINE] }; AT_ONCE];
+        let mut partial = vec![0.0f32; rows * columns.len()];
+        // Sums of parts of these summands, so that few are added to a large one.
+        for summands in
+            ranges(summands.len(), LINE).map(|few| summands.start + few.start..summands.start + few.end)
+        {
+            for first in summands.clone().step_by(AT_ONCE) {
+                let count = AT_ONCE.min(summands.end - first);
+                for few in ranges(columns.len(), LINE) {
                     for (k, line) in (first..first + count).zip(&mut lines) {
-                        self.widen_row(k, columns.start, &mut line[..len]);
+                        widen_row(b, k, columns.start + few.start, &mut line[..few.len()]);
                     }
-                    // SAFETY: this many of them have just been written.
-                    let wide = |line: usize| unsafe { lines[line][..len].assume_init_ref() };
-                    for (row, sums) in sums[..self.rows].iter_mut().enumerate() {
-                        let factors = &self.a[row * depth + first..][..count];
-                        let sums = &mut sums[..len];
-                        match factors.as_array::<AT_ONCE>() {
-                            Some(&[a, b, c, d]) => {
-                                let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
-                                for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
-                                    *sum += (a * w + b * x) + (c * y + d * z);
-                                }
-                            }
-                            None => {
-                                for (line, factor) in factors.iter().enumerate() {
-                                    let terms = wide(line).iter().map(|value| factor * value);
-                                    sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
-                                }
-                            }
-                        }
+                    for row in 0..rows {
+                        let factors = &a[row * depth + first..][..count];
+                        // SAFETY: this many have just been written.
+                        let wide = |line: usize| unsafe { lines[line][..few.len()].assume_init_ref() };
+                        add_lines(factors, wide, &mut partial[row * columns.len()..][few.clone()]);
                     }
-                }
-                for (totals, sums) in totals.chunks_exact_mut(len).zip(&sums) {
-                    totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
                 }
             }
-            let bias = self.bias.map(|bias| &bias[columns.clone()]);
-            for (row, totals) in totals.chunks_exact(len).enumerate() {
-                // SAFETY: columns of a row of the result that are this job's.
-                let result = unsafe {
-                    slice::from_raw_parts_mut(self.result.0.add(row * pitch + columns.start).cast(), len)
-                };
-                round(totals, bias, result);
+            for (row, partial) in partial.chunks_exact_mut(columns.len()).enumerate() {
+                let place = (part * rows + row) * pitch + columns.start;
+                // SAFETY: these columns of a row of this part are this job's.
+                let sums = unsafe { slice::from_raw_parts_mut(sums.0.add(place), partial.len()) };
+                for (sum, partial) in sums.iter_mut().zip(partial) {
+                    *sum += std::mem::take(partial);
+                }
             }
         }
     }
+}
 
-    /// A part of row `k` of the right factor.
-    #[inline(always)]
-    fn widen_row(&self, k: usize, column: usize, line: &mut [MaybeUninit<f32>]) {
-        let [below, across] = self.b.strides;
-        let values = &self.b.values[k * below + column * across..];
-        match across {
-            1 => _ = widen_into(&values[..line.len()], line),
-            _ => line
-                .iter_mut()
-                .enumerate()
-                .for_each(|(at, place)| _ = place.write(values[at * across].widen())),
+/// Adds up to [`AT_ONCE`] lines to sums, each times its factor.
+#[inline(always)]
+fn add_lines<'a>(factors: &[f32], wide: impl Fn(usize) -> &'a [f32], sums: &mut [f32]) {
+    match factors.as_array::<AT_ONCE>() {
+        Some(&[a, b, c, d]) => {
+            let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
+            for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
+                *sum += (a * w + b * x) + (c * y + d * z);
+            }
         }
+        None => {
+            for (line, factor) in factors.iter().enumerate() {
+                for (sum, value) in sums.iter_mut().zip(wide(line)) {
+                    *sum += factor * value;
+                }
+            }
+        }
+    }
+}
+
+/// A part of row `k` of a matrix.
+#[inline(always)]
+fn widen_row<E: CpuElement<Acc = f32>>(
+    b: Matrix<'_, E>,
+    k: usize,
+    column: usize,
+    line: &mut [MaybeUninit<f32>],
+) {
+    let [below, across] = b.strides;
+    let values = &b.values[k * below + column * across..];
+    if across == 1 {
+        widen_into(&values[..line.len()], line);
+    } else {
+        for (at, place) in line.iter_mut().enumerate() {
+            place.write(values[at * across].widen());
+        }
+    }
+}
+
+/// A row of the result, from the sums of all parts.
+struct RoundSums<'a, E> {
+    /// `[parts, rows, columns]`
+    sums: &'a [f32],
+    row: usize,
+    rows: usize,
+    bias: Option<&'a [E]>,
+    result: &'a mut [MaybeUninit<E>],
+}
+
+impl<E: CpuElement<Acc = f32>> Job for RoundSums<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { sums, row, rows, bias, result } = self;
+        let columns = result.len();
+        let of_part = |part: usize| &sums[(part * rows + row) * columns..][..columns];
+        let mut total = of_part(0).to_vec();
+        for part in 1..sums.len() / (rows * columns) {
+            for (total, sum) in total.iter_mut().zip(of_part(part)) {
+                *total += sum;
+            }
+        }
+        round(&total, bias, result);
     }
 }
 
