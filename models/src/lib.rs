@@ -17,6 +17,7 @@ mod generate;
 mod gguf;
 #[cfg(feature = "text")]
 mod gguf_tokenizer;
+mod heads;
 pub mod hugging_face;
 pub mod repeated;
 mod rotate;

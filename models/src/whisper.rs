@@ -2,6 +2,7 @@
 // `attention` does not have. The module that includes this file chooses `nn`, `attention` and `linear`.
 use crate::cache::Part;
 use crate::features::check;
+use crate::heads::by_heads;
 use crate::hugging_face::{HuggingFace, LoadError, load_from, named, replaced};
 use crate::tables::has_another_table;
 use crate::{FeatureEncoder, FeatureError, HiddenStates, WhisperSize};
@@ -38,8 +39,7 @@ impl Attention {
 
     /// `[batch, heads, length, width of a head]`
     fn split(&self, linear: &Linear, x: Tensor<3>) -> Tensor<4> {
-        let [batch, length, _] = x.dims();
-        linear.forward(x).reshape([batch as i64, length as i64, self.heads as i64, -1]).swap_dims(1, 2)
+        by_heads(linear.forward(x), self.heads)
     }
 
     fn keys_and_values(&self, x: Tensor<3>) -> [Tensor<4>; 2] {

@@ -1,5 +1,5 @@
 //! Sizes of encoders.
-use super::{ConfigError, Fields, MOST};
+use super::{ConfigError, Fields, fields::MOST};
 use crate::{EncoderSize, T5Size, VitSize, WhisperSize};
 use serde::Deserialize;
 use std::path::Path;
