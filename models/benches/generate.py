@@ -3,7 +3,7 @@
     generate.py make DIRECTORY                          writes a random model of 1.6 GiB in bf16
     generate.py pack DIRECTORY FILE KIND                writes a random model of the same size in GGUF, its matrices in blocks of this kind
     generate.py time DIRECTORY THREADS PROMPT TOKENS    prints the tokens per second of `transformers`, in memory and offloaded to disk
-    generate.py llama_cpp FILE THREADS PROMPT TOKENS    prints those of `llama.cpp` with a file in GGUF
+    generate.py llama_cpp FILE THREADS PROMPT TOKENS    prints those of `llama.cpp` with a file in GGUF (package `xllamacpp`)
 """
 
 import sys
@@ -90,19 +90,24 @@ def pack(directory, path, kind):
 
 
 def time_llama_cpp(path, threads, prompt, tokens):
-    from llama_cpp import Llama
+    from xllamacpp import CommonParams, Server
 
-    threads, prompt, tokens = int(threads), int(prompt), int(tokens)
-    model = Llama(path, n_threads=threads, n_threads_batch=threads, n_ctx=prompt + tokens + 8, verbose=False)
-    fastest = float("inf")
-    for _ in range(2):
-        model.reset()
-        model.eval([10 + index * 37 % 1000 for index in range(prompt)])
-        begin = time.perf_counter()
-        for _ in range(tokens):
-            model.eval([model.sample(temp=0.0)])
-        fastest = min(fastest, time.perf_counter() - begin)
-    print(f"{tokens / fastest:.2f} tokens/s")
+    params = CommonParams()
+    params.model.path = path
+    params.n_ctx = int(prompt) + int(tokens) + 8
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    server = Server(params)
+    request = {
+        "prompt": [10 + index * 37 % 1000 for index in range(int(prompt))],
+        "n_predict": int(tokens) + 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+    }
+    times = [server.handle_completions(request)["timings"] for _ in range(2)]
+    assert all(time["predicted_n"] == int(tokens) + 1 for time in times)
+    # The first token is there when the time begins.
+    print(f"{int(tokens) / min(time['predicted_ms'] for time in times) * 1e3:.2f} tokens/s")
 
 
 def tokens_per_second(model, prompt, tokens):

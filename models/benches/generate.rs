@@ -1,7 +1,7 @@
 //! Measures generation by a model whose weights stay in their files: tokens per second, the peak of the heap, and bytes that are read per
 //! token, for several budgets. Beside it, the same model with its weights in memory, and `transformers`, in memory and offloaded to disk by
 //! `accelerate`, where `$PYTHON` (or `python3`) can import both. Where it has `gguf`, too, models of the same size in GGUF, whose weights are
-//! unpacked for every token, and `llama.cpp` with the same files, where it has `llama_cpp`.
+//! unpacked for every token, and `llama.cpp` with the same files, where it has `xllamacpp`.
 //!
 //! A token needs all weights but the embedding once. What is not in memory is copied from the page cache, at a speed that the bench measures, by
 //! one thread, or is used there (mapped). Weights that are read when the model is loaded have Burn's layout, lazy ones have PyTorch's.
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if let Some(python) = python.as_ref().filter(|python| python.has("gguf")) {
         let packed = temporary.path().join("packed.gguf");
-        let has_llama_cpp = python.has("llama_cpp");
+        let has_llama_cpp = python.has("xllamacpp");
         for kind in PACKED {
             python.run(&["pack".as_ref(), directory, &packed, kind.as_ref()])?;
             for (name, mapped) in [("nothing fits", false), ("nothing fits, mapped", true)] {
