@@ -1,6 +1,7 @@
 //! Reads `config.json` as `transformers` writes it. What a configuration asks for and is not there is an error by name.
 use crate::{Biases, DecoderSize, Experts, Gemma, Gpt2Size, Window};
 use fields::MOST;
+use rotary::Sequences;
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 mod encoders;
 mod fields;
 mod gptj;
+mod rotary;
 
 pub(crate) use fields::Fields;
 
@@ -55,6 +57,9 @@ impl DecoderSize {
     /// The size of the model in a directory of Hugging Face, by its `config.json`: a Llama, Mistral, Mixtral, Qwen2, Qwen3, a mixture of experts of
     /// these two, Gemma, Gemma 2, the text model of Gemma 3, or Phi-3.
     ///
+    /// A model with `longrope` has factors for short sequences and others for long ones. The length of its size is that of short sequences;
+    /// [`with_length`](Self::with_length) of more tokens chooses the others, for all sequences.
+    ///
     /// ```
     /// use burn_memsave_models::{DecoderSize, Window};
     ///
@@ -68,9 +73,9 @@ impl DecoderSize {
     /// let size = DecoderSize::from_directory(directory)?;
     /// assert_eq!((size.window, size.head_width()), (Some(Window::new(16)), 4));
     ///
-    /// std::fs::write(directory.join("config.json"), config.replace("64", r#"64, "rope_scaling": {"rope_type": "yarn"}"#))?;
+    /// std::fs::write(directory.join("config.json"), config.replace("64", r#"64, "rope_scaling": {"rope_type": "dynamic"}"#))?;
     /// let error = DecoderSize::from_directory(directory).unwrap_err();
-    /// assert!(error.to_string().ends_with(r#"rope_scaling.rope_type is "yarn", which is not supported"#));
+    /// assert!(error.to_string().ends_with(r#"rope_scaling.rope_type is "dynamic", which is not supported"#));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -138,8 +143,9 @@ impl DecoderSize {
                 size.window = fields.take("sliding_window")?.map(Window::new);
                 fields.without_dropout()?;
                 fields.expect_code("modeling_phi3.Phi3ForCausalLM")?;
-                // The length before wavelengths were stretched in a way that is refused.
-                fields.values.remove("original_max_position_embeddings");
+                // The length before wavelengths were stretched.
+                let original = fields.values.entry("original_max_position_embeddings");
+                original.or_insert(4096.into());
                 let rotated = fields.rotated(size.head_width(), 1.0)?;
                 size.rotated = Some(rotated).filter(|&width| width != size.head_width());
             }
@@ -191,13 +197,16 @@ impl DecoderSize {
                 size.window = tokens.map(|tokens| Window { full_every: every, ..Window::new(tokens) });
             }
         }
+        let sequences = Sequences { length: size.length, original: None, rotated: size.rotated_width() };
         if is_gemma3 {
-            let (theta, stretch, of_windows) = fields.rotary_positions_of_both()?;
+            let (theta, stretch, of_windows) = fields.rotary_positions_of_both(sequences)?;
             (size.theta, size.stretch) = (theta, stretch);
             size.window.iter_mut().for_each(|window| window.theta = Some(of_windows));
         } else {
-            (size.theta, size.stretch) = fields.rotary_positions(if is_mixtral { 1e6 } else { 1e4 })?;
+            (size.theta, size.stretch) =
+                fields.rotary_positions(if is_mixtral { 1e6 } else { 1e4 }, sequences)?;
         }
+        size.length = size.stretch.map_or(size.length, |stretch| stretch.short_length(size.length));
         fields.packing()?;
         let activations = if is_gemma { &["gelu_pytorch_tanh", "gelu"][..] } else { &["silu"] };
         let activations: Vec<Value> = activations.iter().map(|&name| name.into()).collect();

@@ -10,7 +10,6 @@ use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, ops::AttentionModuleOptions};
 use burn_memsave::lazy::{LazyCache, LazyError, RowOrder, RowOrders, WeightFile};
 use burn_memsave::plan;
-use core::f64::consts::PI;
 use nn::activation::{Gelu, SwiGlu, SwiGluConfig};
 use nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding,
@@ -368,19 +367,15 @@ pub(super) fn rotary_encoding(
     device: &Device,
 ) -> RotaryEncoding {
     let config = RotaryEncodingConfig::new(length, width).with_theta(theta);
-    match stretch {
-        Some(stretch) => config.init_with_frequency_scaling(|x| stretched(x, &stretch), device),
-        None => config.init(device),
+    let Some(stretch) = stretch else { return config.init(device) };
+    let factors: Vec<f32> =
+        stretch.factors([length, width], theta).into_iter().map(|factor| factor as f32).collect();
+    let stretched = |frequencies: Tensor<1>| frequencies / Tensor::from_floats(factors.as_slice(), device);
+    let mut encoding = config.init_with_frequency_scaling(stretched, device);
+    if stretch.scale() != 1.0 {
+        encoding.freq_complex = encoding.freq_complex * stretch.scale();
     }
-}
-
-/// The stretched frequencies of rotary positions.
-fn stretched(frequencies: Tensor<1>, stretch: &RotaryStretch) -> Tensor<1> {
-    let &RotaryStretch { factor, low, high, original_length } = stretch;
-    // How often a wave fits into the original length. `short` is 0 for long waves and 1 for short ones.
-    let fits = frequencies.clone() * (original_length / (2.0 * PI));
-    let short = ((fits - low) / (high - low)).clamp(0.0, 1.0);
-    frequencies * (short.clone() + (-short + 1.0) / factor)
+    encoding
 }
 
 impl Decoder for Llama {

@@ -159,10 +159,9 @@ fn configuration(
     if let Some(value) = metadata.remove("attention.causal").filter(|value| *value != true) {
         return Err(unsupported("attention.causal", value));
     }
-    // What was said of the context before it was stretched, and mixtures of no experts.
-    for key in ["rope.scaling.original_context_length", "rope.scaling.finetuned"] {
-        metadata.remove(key);
-    }
+    metadata.remove("rope.scaling.finetuned");
+    let original = metadata.remove("rope.scaling.original_context_length");
+    // Mixtures of no experts.
     for key in ["expert_count", "expert_used_count"] {
         metadata
             .remove(key)
@@ -183,7 +182,12 @@ fn configuration(
                 "original_max_position_embeddings": 8192,
             }))
         }
-        None => kind.map(|kind| json!({ "rope_type": kind, "factor": factor })),
+        None => kind.map(|kind| match kind == "yarn" {
+            true => {
+                json!({ "rope_type": kind, "factor": factor, "original_max_position_embeddings": original })
+            }
+            false => json!({ "rope_type": kind, "factor": factor }),
+        }),
     };
     config.extend(stretch.map(|stretch| ("rope_scaling".to_owned(), stretch)));
     // Whatever is left is refused by its name.
@@ -202,13 +206,9 @@ fn factors(file: &WeightFile) -> Result<Option<Vec<f32>>, LazyError> {
 /// The factors in the file are those of Llama 3.1 to 3.3, for which alone the size can be known.
 fn check_factors(file: &WeightFile, size: &DecoderSize) -> Result<(), LoadError> {
     let (Some(factors), Some(stretch)) = (factors(file)?, &size.stretch) else { return Ok(()) };
-    let half = size.head_width() / 2;
-    let expected = (0..half).map(|pair| {
-        let frequency = f64::from(size.theta).powf(-(pair as f64) / half as f64);
-        frequency / stretch.stretched(frequency)
-    });
+    let expected = stretch.factors([size.length, size.head_width()], size.theta);
     let is_close = |(found, expected): (&f32, f64)| (f64::from(*found) - expected).abs() <= 1e-3 * expected;
-    match factors.len() == half && factors.iter().zip(expected).all(is_close) {
+    match factors.len() == expected.len() && factors.iter().zip(expected).all(is_close) {
         true => Ok(()),
         false => {
             let (file, value) = (file.path().to_path_buf(), factors.into());

@@ -20,6 +20,7 @@ mod gguf_tokenizer;
 mod heads;
 pub mod hugging_face;
 pub mod repeated;
+mod rotary_stretch;
 mod rotate;
 mod size;
 mod tables;
@@ -32,9 +33,8 @@ pub use features::{FeatureEncoder, FeatureError, FeatureOptions, HiddenStates, P
 pub use generate::{Generate, GenerateError, GenerateOptions, Generated, Sampling, generate};
 #[cfg(feature = "text")]
 pub use gguf_tokenizer::tokenizer_of_gguf;
-pub use size::{
-    Biases, DecoderSize, EncoderSize, Experts, Gemma, Gpt2Size, GptJSize, RotaryStretch, T5Size, Window,
-};
+pub use rotary_stretch::{LongRope, RotaryStretch};
+pub use size::{Biases, DecoderSize, EncoderSize, Experts, Gemma, Gpt2Size, GptJSize, T5Size, Window};
 pub use vit_size::VitSize;
 pub use whisper_size::WhisperSize;
 

@@ -1,7 +1,6 @@
 //! The sizes of text models: published ones, and small ones for tests.
 use crate::cache::PAGE;
 use burn::tensor::DType;
-use core::f64::consts::PI;
 
 /// The size of an encoder of text.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -425,34 +424,6 @@ impl Biases {
     pub const NONE: Self = Self { inputs: false, output: false, feed_forward: false };
 }
 
-/// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`, or [`linear`](Self::linear).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RotaryStretch {
-    /// The factor by which long wavelengths are stretched.
-    pub factor: f64,
-    /// Wavelengths that fit fewer times than this into the original length are long.
-    pub low: f64,
-    /// Wavelengths that fit more times than this into it are short, and stay as they are.
-    pub high: f64,
-    /// The longest sequence before the stretching.
-    pub original_length: f64,
-}
-
-impl RotaryStretch {
-    /// All wavelengths alike: `rope_type` `linear`.
-    pub const fn linear(factor: f64) -> Self {
-        // No wavelength fits into nothing, so all of them are long.
-        Self { factor, low: 1.0, high: 2.0, original_length: 0.0 }
-    }
-
-    /// The stretched frequency, the inverse of a wavelength, for `2 pi` of them.
-    pub(crate) fn stretched(&self, frequency: f64) -> f64 {
-        let fits = frequency * self.original_length / (2.0 * PI);
-        let short = ((fits - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
-        frequency * (short + (1.0 - short) / self.factor)
-    }
-}
-
 impl DecoderSize {
     /// Features of a head.
     pub const fn head_width(&self) -> usize {
@@ -494,7 +465,7 @@ impl DecoderSize {
         length: 131_072,
         window: None,
         theta: 500_000.0,
-        stretch: Some(RotaryStretch { factor: 32.0, low: 1.0, high: 4.0, original_length: 8192.0 }),
+        stretch: Some(RotaryStretch::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original_length: 8192.0 }),
         rotated: None,
         biases: Biases::NONE,
         joined: false,

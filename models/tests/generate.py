@@ -50,6 +50,11 @@ llama3 = dict(
     original_max_position_embeddings=64,
 )
 linear = dict(rope_type="linear", rope_theta=1000.0, factor=2.5)
+yarn = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=64)
+yarn_with_all = yarn | dict(beta_fast=8, beta_slow=2, truncate=False, mscale=0.7, mscale_all_dim=1.2)
+longrope = dict(
+    rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.1, 1.3, 1.5], long_factor=[1.0, 2.0, 5.0, 9.0]
+)
 without_rms = {name: value for name, value in decoder.items() if name != "rms_norm_eps"}
 families = {
     "llama": (LlamaForCausalLM, LlamaConfig(**decoder)),
@@ -126,6 +131,16 @@ families = {
             rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.75),
         ),
     ),
+    # All sequences are shorter than the original length; all that rotate anything are longer.
+    "phi3_short": (Phi3ForCausalLM, Phi3Config(**decoder, original_max_position_embeddings=128, rope_parameters=longrope)),
+    "phi3_long": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **decoder, original_max_position_embeddings=1, rope_parameters=longrope | dict(attention_factor=1.3)
+        ),
+    ),
+    "llama_yarn": (LlamaForCausalLM, LlamaConfig(**decoder, rope_parameters=yarn_with_all)),
+    "qwen2_yarn": (Qwen2ForCausalLM, Qwen2Config(**decoder, rope_parameters=yarn)),
     "gptj": (
         GPTJForCausalLM,
         GPTJConfig(

@@ -53,6 +53,12 @@ fn texts_are_those_of_transformers() {
                 let model = hugging_face::load(GptJ::new(&size, &device), &path).unwrap();
                 compare_last_logits(&expected(&path), &model, 1e-5);
             }
+            "phi3_long" => {
+                let size = DecoderSize::from_directory(&path).unwrap();
+                assert_eq!(size.length, 1);
+                let model = Llama::load(&size.with_length(128), &path, &options(), &device).unwrap().0;
+                compare(&path, &model, 1e-5);
+            }
             name => {
                 compare(&path, &Llama::from_directory(&path, &options(), &device).unwrap().0, 1e-5);
                 // Weights in memory, with heads in Burn's order. (Files that have a tied head all the same are for `from_directory`.)

@@ -370,7 +370,7 @@ fn networks_compute_what_is_expected(directory: &Path) {
         encoder_decoder::<stock::t5::T5>(&at(name));
         encoder_decoder::<memsave::t5::T5>(&at(name));
     }
-    let stretch = RotaryStretch { factor: 4.0, low: 1.0, high: 4.0, original_length: 64.0 };
+    let stretch = RotaryStretch::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original_length: 64.0 };
     let [llama, mistral] = [DecoderSize::LLAMA_3_2_1B, DecoderSize::MISTRAL_7B].map(|size| DecoderSize {
         width: 48,
         length: 64,

@@ -1,6 +1,6 @@
 //! [`Fields`] of a configuration, each of which is taken once: what is left over is refused, unless it changes nothing.
 use super::ConfigError;
-use crate::{Biases, DecoderSize, Experts, RotaryStretch, Window};
+use crate::{Biases, DecoderSize, Experts, Window};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fs;
@@ -306,56 +306,6 @@ impl Fields {
         }
     }
 
-    /// [`rotary_positions`](Self::rotary_positions) of layers that see all tokens, and the base in those with a window: of Gemma 3.
-    pub(super) fn rotary_positions_of_both(
-        &mut self,
-    ) -> Result<(f32, Option<RotaryStretch>, f32), ConfigError> {
-        const FULL: f64 = 1e6;
-        const WINDOW: f64 = 1e4;
-        let Some(mut both) = self.take_fields("rope_parameters")? else {
-            let of_windows = self.real("rope_local_base_freq")?.unwrap_or(WINDOW);
-            let (theta, stretch) = self.rotary_positions(FULL)?;
-            return Ok((theta, stretch, of_windows as f32));
-        };
-        let mut of = |kind: &str, usual: f64| {
-            let mut parameters = match both.take_fields(kind)? {
-                Some(parameters) => parameters,
-                None => return Ok((usual as f32, None)),
-            };
-            let theta = parameters.real("rope_theta")?.unwrap_or(usual);
-            let stretch = parameters.stretch()?;
-            Ok((theta as f32, stretch))
-        };
-        let ((theta, stretch), (of_windows, none)) =
-            (of("full_attention", FULL)?, of("sliding_attention", WINDOW)?);
-        if none.is_some() {
-            return Err(both.unsupported("sliding_attention", "stretched".into()));
-        }
-        both.finish()?;
-        Ok((theta, stretch, of_windows))
-    }
-
-    /// The base of the wavelengths of rotary positions, which may be the usual one, and how they are stretched: `rope_parameters` as of version
-    /// 5, before that `rope_theta` and `rope_scaling`.
-    pub(super) fn rotary_positions(
-        &mut self,
-        usual: f64,
-    ) -> Result<(f32, Option<RotaryStretch>), ConfigError> {
-        let theta = self.real("rope_theta")?;
-        let (parameters, theta) = match self.take_fields("rope_parameters")? {
-            Some(mut parameters) => {
-                let inner = parameters.real("rope_theta")?;
-                (parameters, inner.or(theta))
-            }
-            None => match self.take_fields("rope_scaling")? {
-                Some(parameters) => (parameters, theta),
-                None => return Ok((theta.unwrap_or(usual) as f32, None)),
-            },
-        };
-        let stretch = parameters.stretch()?;
-        Ok((theta.unwrap_or(usual) as f32, stretch))
-    }
-
     /// Weights are packed in a way that is read: in four bits of bitsandbytes, or in float8 with a scale for 128 x 128 of them.
     pub(super) fn packing(&mut self) -> Result<(), ConfigError> {
         let Some(mut packing) = self.take_fields("quantization_config")? else { return Ok(()) };
@@ -383,33 +333,6 @@ impl Fields {
             _ => return Err(packing.unsupported("quant_method", method.into())),
         }
         packing.finish()
-    }
-
-    /// How wavelengths are stretched, by the fields that say so and no others.
-    pub(super) fn stretch(mut self) -> Result<Option<RotaryStretch>, ConfigError> {
-        let name = if self.has("rope_type") { "rope_type" } else { "type" };
-        let kind: Option<String> = self.take(name)?;
-        let kind = kind.unwrap_or("default".into());
-        self.expect("type", &[kind.clone().into()])?; // both, with the same name
-        self.expect("partial_rotary_factor", &[1.0.into(), 1.into()])?;
-        let stretch = match kind.as_str() {
-            "default" => None,
-            "linear" => Some(RotaryStretch::linear(self.require_real("factor")?)),
-            "llama3" => {
-                let factor = self.require_real("factor")?;
-                let [low, high] =
-                    ["low_freq_factor", "high_freq_factor"].map(|field| self.require_real(field));
-                let (low, high) = (low?, high?);
-                if low >= high {
-                    return Err(self.unsupported("high_freq_factor", high.into()));
-                }
-                let original_length = self.require_real("original_max_position_embeddings")?;
-                Some(RotaryStretch { factor, low, high, original_length })
-            }
-            _ => return Err(self.unsupported(name, kind.into())),
-        };
-        self.finish()?;
-        Ok(stretch)
     }
 
     /// Nothing is left that may have an effect. Null, false and what is empty ask for nothing.

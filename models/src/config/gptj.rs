@@ -1,5 +1,5 @@
 //! Sizes of GPT-J and of Phi 1 to 2.
-use super::{ConfigError, Fields, fields::MOST};
+use super::{ConfigError, Fields, fields::MOST, rotary::Sequences};
 use crate::GptJSize;
 use std::path::Path;
 
@@ -91,7 +91,8 @@ impl GptJSize {
             return Err(fields.unsupported("num_key_value_heads", key_heads.into()));
         }
         let rotated = fields.rotated(width / heads, 0.5)?;
-        let (theta, stretch) = fields.rotary_positions(1e4)?;
+        let length = fields.positive("max_position_embeddings")?;
+        let (theta, stretch) = fields.rotary_positions(1e4, Sequences { length, original: None, rotated })?;
         let size = Self {
             vocabulary: fields.positive("vocab_size")?,
             width,
@@ -99,7 +100,7 @@ impl GptJSize {
             heads,
             key_heads,
             layers: fields.few("num_hidden_layers")?,
-            length: fields.positive("max_position_embeddings")?,
+            length: stretch.map_or(length, |stretch| stretch.short_length(length)),
             rotated,
             theta,
             stretch,

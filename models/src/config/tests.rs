@@ -1,5 +1,5 @@
 use super::*;
-use crate::{GptJSize, RotaryStretch};
+use crate::{GptJSize, LongRope, RotaryStretch};
 use serde_json::json;
 use std::fs;
 
@@ -97,7 +97,7 @@ fn gemmas_have_options_of_their_own() {
         gemma: Some(gemma),
         window: Some(window),
         theta: 1e6,
-        stretch: Some(RotaryStretch::linear(8.0)),
+        stretch: Some(RotaryStretch::Linear(8.0)),
         normalizes_heads: true,
         ..first
     };
@@ -159,11 +159,15 @@ fn phi3_may_rotate_a_part_of_a_head() {
         (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor is 1.5"),
         (json!({"partial_rotary_factor": 0}), "partial_rotary_factor is 0"),
         (json!({"partial_rotary_factor": "half"}), r#"partial_rotary_factor is "half""#),
+        (json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}), "rope_scaling.short_factor"),
         (
-            json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}),
-            r#"rope_scaling.type is "longrope""#,
+            json!({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0, 2.0]}}),
+            "rope_scaling.short_factor is [1.0]",
         ),
-        (json!({"rope_scaling": {"type": "su", "long_factor": [1.0]}}), r#"rope_scaling.type is "su""#),
+        (
+            json!({"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 0.0]}}),
+            "rope_scaling.long_factor is [1.0,0.0]",
+        ),
         (json!({"resid_pdrop": 0.1}), "resid_pdrop is 0.1"),
         (json!({"embd_pdrop": 0.1}), "embd_pdrop is 0.1"),
         (json!({"auto_map": {"AutoModelForCausalLM": "x.Y"}}), r#"auto_map.AutoModelForCausalLM is "x.Y""#),
@@ -256,7 +260,7 @@ fn mixtures_of_experts() {
 #[test]
 fn rotary_positions_are_read_in_both_forms() {
     let of = |changes| size(changes).map(|size| (size.theta, size.stretch));
-    let stretch = RotaryStretch { factor: 8.0, low: 1.0, high: 4.0, original_length: 8192.0 };
+    let stretch = RotaryStretch::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original_length: 8192.0 };
     let mut llama3 = json!({
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192
@@ -268,7 +272,43 @@ fn rotary_positions_are_read_in_both_forms() {
     let default = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}});
     assert_eq!(of(default), Ok((100.0, None)));
     let linear = json!({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}});
-    assert_eq!(of(linear), Ok((10_000.0, Some(RotaryStretch::linear(2.0)))));
+    assert_eq!(of(linear), Ok((10_000.0, Some(RotaryStretch::Linear(2.0)))));
+}
+
+/// A Phi-3.5 has other factors for long sequences, which are for models that are to have them.
+#[test]
+fn scaled_rotary_positions() {
+    let of = |changes| size(changes).map(|size| (size.length, size.stretch.expect("stretched")));
+    let long_rope = json!({"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2, 4]});
+    let found = of(json!({
+        "model_type": "phi3", "max_position_embeddings": 131_072, "rope_scaling": long_rope,
+        "original_max_position_embeddings": 4096,
+    }));
+    let scale = (1.0f64 + 5.0 / 12.0).sqrt(); // the logarithm of 32, to the base 4096
+    let factors = LongRope { short: vec![1.0, 1.5], long: vec![2.0, 4.0], original_length: 4096.0, scale };
+    let stretch = RotaryStretch::LongRope(factors.kept());
+    assert_eq!(found, Ok((4096, stretch)));
+    assert_eq!(stretch.factors([4096, 4], 1e4), [1.0, 1.5]);
+    assert_eq!(stretch.factors([4097, 4], 1e4), [2.0, 4.0]);
+
+    let mut yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768});
+    let usual = |scale| RotaryStretch::Yarn {
+        factor: 4.0,
+        fast: 32.0,
+        slow: 1.0,
+        original_length: 32_768.0,
+        truncates: true,
+        scale,
+    };
+    let config = json!({"max_position_embeddings": 131_072, "rope_scaling": yarn.clone()});
+    assert_eq!(of(config), Ok((131_072, usual(0.1 * 4f64.ln() + 1.0))));
+    yarn["attention_factor"] = 1.25.into();
+    assert_eq!(of(json!({"rope_scaling": yarn.clone()})), Ok((64, usual(1.25))));
+    yarn["attn_factor"] = 2.into();
+    assert_eq!(
+        of(json!({"rope_scaling": yarn})).unwrap_err(),
+        "rope_scaling.attn_factor is 2, which is not supported"
+    );
 }
 
 #[test]
