@@ -1,4 +1,5 @@
 //! The sizes of text models: published ones, and small ones for tests.
+use crate::RotaryStretch;
 use crate::cache::PAGE;
 use burn::tensor::DType;
 

@@ -159,7 +159,10 @@ fn phi3_may_rotate_a_part_of_a_head() {
         (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor is 1.5"),
         (json!({"partial_rotary_factor": 0}), "partial_rotary_factor is 0"),
         (json!({"partial_rotary_factor": "half"}), r#"partial_rotary_factor is "half""#),
-        (json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}), "rope_scaling.short_factor"),
+        (
+            json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}),
+            "there is no rope_scaling.short_factor",
+        ),
         (
             json!({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0, 2.0]}}),
             "rope_scaling.short_factor is [1.0]",
