@@ -132,17 +132,24 @@ macro_rules! half_element {
         );
     };
 }
-half_element!(f16, |values: &[f16], wide: &mut [MaybeUninit<f32>]| {
-    // By an instruction of the machine, which `half` looks for once per call.
+half_element!(f16, widen_f16);
+half_element!(bf16, widen_bf16);
+
+/// By an instruction of the machine, which `half` looks for once per call.
+#[inline(always)]
+fn widen_f16(values: &[f16], wide: &mut [MaybeUninit<f32>]) {
     wide.fill(MaybeUninit::new(0.0));
     // SAFETY: all of them have just been written.
     values.convert_to_f32_slice(unsafe { wide.assume_init_mut() });
-});
-half_element!(bf16, |values: &[bf16], wide: &mut [MaybeUninit<f32>]| {
-    // The upper half of the bits. (`to_f32` also looks for signaling NaNs, to make them quiet.)
-    let widen = |value: &bf16| f32::from_bits(u32::from(value.to_bits()) << 16);
-    wide.iter_mut().zip(values).for_each(|(wide, value)| _ = wide.write(widen(value)));
-});
+}
+
+/// The upper half of the bits. (`to_f32` also looks for signaling NaNs, to make them quiet.)
+#[inline(always)]
+fn widen_bf16(values: &[bf16], wide: &mut [MaybeUninit<f32>]) {
+    for (wide, value) in wide.iter_mut().zip(values) {
+        wide.write(f32::from_bits(u32::from(value.to_bits()) << 16));
+    }
+}
 
 #[inline(always)]
 fn copy_all<E: Copy>(values: &[E], copies: &mut [MaybeUninit<E>]) {

@@ -10,8 +10,11 @@ pub(crate) const FEW_ROWS: usize = 32;
 /// Of at most this many rows, every element of the result is a scalar product by itself.
 const DOTS: usize = 6;
 
-/// Elements that a thread unpacks at a time, about: they stay in a second-level cache.
+/// Elements that a thread unpacks at a time, about, for a product of matrices: they stay in a second-level cache.
 const PANEL: usize = 3 << 13;
+
+/// The same for scalar products, which read them only once: they stay in the first-level cache.
+const LINE: usize = 1 << 12;
 
 /// The work of an element of the matrix, beside its products: it is read and unpacked.
 const PER_ELEMENT: usize = 8;
@@ -30,7 +33,7 @@ pub(crate) fn product(
     let work = outputs.saturating_mul(width).saturating_mul(count.saturating_add(PER_ELEMENT));
     // Outputs by themselves, one after the other: `[outputs, count]`.
     let sums = parallel::filled(outputs * count, 0.0, of_job * count, work, |index, sums| {
-        let at_once = (PANEL / width).max(1);
+        let at_once = (if count <= DOTS { LINE } else { PANEL } / width).max(1);
         let mut panel = vec![0.0; at_once.min(of_job) * width];
         for some in ranges(sums.len() / count, at_once) {
             let panel = &mut panel[..some.len() * width];
