@@ -31,4 +31,6 @@ mod row_norm;
 mod smooth;
 mod softmax;
 mod table_walk;
+#[cfg(feature = "rayon")]
+mod threads;
 mod transformers;

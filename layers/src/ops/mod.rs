@@ -15,6 +15,8 @@ mod conv;
 mod conv_lora;
 mod conv_norm_relu;
 mod conv_transpose;
+#[cfg(all(test, any(feature = "flex", feature = "ndarray")))]
+mod counting;
 mod cross_entropy;
 mod deform_conv;
 mod dropout;

@@ -2,6 +2,8 @@
 use super::{
     CpuBackend, CpuElement,
     parallel::{self, Work},
+    pieces,
+    plan::Chunks,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
@@ -31,4 +33,16 @@ pub(crate) fn in_place_or_copied<B: CpuBackend, E: CpuElement>(
     let (f, work) = (&f, work.into());
     let change = |x: &mut [E]| parallel::chunks_mut(x, size, work, f);
     in_place_or_new::<B, E>(x, change, |x| parallel::copied(x, size, work, f))
+}
+
+/// [`in_place_or_copied`], after `f(start, chunk)` for every chunk, which begins with the element at `start`.
+pub(crate) fn in_place_or_copied_in_pieces<B: CpuBackend, E: CpuElement>(
+    x: FloatTensor<B>,
+    chunks: Chunks,
+    work: impl Into<Work>,
+    f: impl Fn(usize, &mut [E]) + Send + Sync,
+) -> FloatTensor<B> {
+    let (f, work) = (&f, work.into());
+    let change = |x: &mut [E]| pieces::pieces_mut(x, chunks, work, f);
+    in_place_or_new::<B, E>(x, change, |x| pieces::copied_in_pieces(x, chunks, work, f))
 }

@@ -23,12 +23,16 @@ pub(crate) mod exp;
 pub(crate) mod gemm;
 pub(crate) mod half_precision;
 pub(crate) mod in_place;
+pub(crate) mod long_rows;
 pub(crate) mod parallel;
+pub(crate) mod pieces;
+pub(crate) mod plan;
 pub(crate) mod product;
 mod quantized;
 pub(crate) mod sums;
 pub(crate) mod transpose;
 pub(crate) mod unpacked_rows;
+mod work;
 
 pub use bit_mask::BitMask;
 pub use gemm::{Matrix, make_buffers};

@@ -2,56 +2,13 @@
 //!
 //! The body of a loop is passed to rayon behind a reference. So rayon's code is compiled once per type of elements instead of once per
 //! body, which saves most of the time to compile this crate. The indirect call costs nothing beside the work of a chunk.
-use super::{CpuElement, is_wide};
+use super::plan;
+pub(crate) use super::work::Work;
 #[cfg(feature = "rayon")]
 use rayon::{current_num_threads, prelude::*};
 #[cfg(not(feature = "rayon"))]
 use sequential::*;
 use std::{marker::PhantomData, mem::MaybeUninit, slice};
-
-/// The work of a loop, in units of the time to read one element of a contiguous slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Work(u64);
-
-impl Work {
-    /// With less work than this, a loop stays on the calling thread, because it takes longer to wake another one.
-    const WORTH_IT: u64 = 1 << 17;
-
-    /// The product of these numbers. It may exceed `usize` on targets of 32 bits.
-    pub(crate) fn of<const N: usize>(sizes: [usize; N]) -> Self {
-        Self(sizes.into_iter().fold(1, |product: u64, size| product.saturating_mul(size as u64)))
-    }
-
-    /// The work of a pass that does little more than read and write its elements. Such a pass waits for memory, and sleeping threads take
-    /// as long to wake as it takes for hundreds of thousands of elements. In half precision, conversions take the time instead.
-    pub(crate) fn of_pass<E: CpuElement>(elements: usize) -> Self {
-        Self(elements as u64 / if is_wide::<E>() { 8 } else { 1 })
-    }
-
-    pub(crate) fn is_worth_it(self) -> bool {
-        self.0 >= Self::WORTH_IT
-    }
-}
-
-impl From<usize> for Work {
-    fn from(elements: usize) -> Self {
-        Self::of([elements])
-    }
-}
-
-impl core::iter::Sum for Work {
-    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        Self(parts.fold(0, |sum: u64, part| sum.saturating_add(part.0)))
-    }
-}
-
-impl core::ops::Div<usize> for Work {
-    type Output = Self;
-
-    fn div(self, by: usize) -> Self {
-        Self(self.0 / by as u64)
-    }
-}
 
 /// Work that [`vectorized`] compiles for several widths of vectors, because its `run` is `#[inline(always)]`. A closure is a job, too, but
 /// it is inlined only if it is small: a large one runs in the narrow vectors that every machine has. So do closures that a job passes to
@@ -99,7 +56,12 @@ pub(crate) fn chunks_mut<T: Send>(
     each_chunk(values, size, work.into(), &|index, chunk| vectorized(|| f(index, chunk)));
 }
 
-fn each_chunk<T: Send>(values: &mut [T], size: usize, work: Work, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+pub(super) fn each_chunk<T: Send>(
+    values: &mut [T],
+    size: usize,
+    work: Work,
+    f: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
     if values.is_empty() {
         return;
     }
@@ -129,9 +91,15 @@ pub(crate) fn zip_chunks_mut<T: Send, U: Send>(
 }
 
 /// The body of a loop over pairs of chunks.
-type PairBody<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
+pub(super) type PairBody<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
 
-fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work: Work, f: &PairBody<T, U>) {
+pub(super) fn each_pair<T: Send, U: Send>(
+    a: &mut [T],
+    b: &mut [U],
+    sizes: [usize; 2],
+    work: Work,
+    f: &PairBody<T, U>,
+) {
     if a.is_empty() || b.is_empty() {
         return;
     }
@@ -222,12 +190,12 @@ pub(crate) unsafe fn zip_written<T: Send, U: Send>(
 }
 
 /// Initializes a chunk with the beginning of `source`.
-fn copy<'a, T: Copy>(chunk: &'a mut [MaybeUninit<T>], source: &[T]) -> &'a mut [T] {
+pub(super) fn copy<'a, T: Copy>(chunk: &'a mut [MaybeUninit<T>], source: &[T]) -> &'a mut [T] {
     chunk.write_copy_of_slice(&source[..chunk.len()])
 }
 
 /// Initializes a chunk.
-fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
+pub(super) fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     chunk.iter_mut().for_each(|element| {
         element.write(value);
     });
@@ -400,15 +368,24 @@ const HELD: usize = 1 << 15;
 /// The least number of items, of `item` elements each, that a task should take if it holds `held` elements of its own. The tasks that run at
 /// the same time then hold at most one `part`-th of all elements, or [`HELD`], or one task.
 pub(crate) fn items_to_hold([items, item]: [usize; 2], held: usize, part: usize) -> usize {
-    let most = ((items * item / part).max(HELD) / held.max(1)).max(1);
-    if threads() <= most { 1 } else { items.div_ceil(most) }
+    items_to_hold_of(items, held, elements_to_hold(items * item, part), threads())
+}
+
+/// Elements that all threads together may hold: one `part`-th of all elements, or [`HELD`].
+pub(crate) fn elements_to_hold(elements: usize, part: usize) -> usize {
+    (elements / part).max(HELD)
+}
+
+/// The least number of items that each of so many threads should take if a task holds `held` elements, and all together may hold `most`.
+pub(crate) fn items_to_hold_of(items: usize, held: usize, most: usize, threads: usize) -> usize {
+    let most = (most / held.max(1)).max(1);
+    if threads <= most { 1 } else { items.div_ceil(most) }
 }
 
 /// The number of items of `item` elements that one task should take: enough to be worth a task, and few enough that its chunk stays in
-/// the cache.
+/// the cache. Where items may be few and long, [`plan::Items`] also cuts them.
 pub(crate) fn items_per_task(items: usize, item: usize) -> usize {
-    let of = |elements: usize| (elements / item.max(1)).max(1);
-    items.div_ceil(4 * current_num_threads()).clamp(of(1 << 12), of(1 << 16))
+    plan::items_per_task([items, item], current_num_threads())
 }
 
 /// So many threads, for tests.
@@ -502,19 +479,10 @@ mod tests {
                 std::thread::yield_now();
                 running.fetch_sub(1, Relaxed);
             };
-            each_of(runs.iter_mut().collect(), most, Work(Work::WORTH_IT), job);
+            each_of(runs.iter_mut().collect(), most, Work::of([Work::WORTH_IT as usize]), job);
             assert_eq!(runs, vec![1; count]);
             assert!(highest.into_inner() <= most);
         }
-    }
-
-    #[test]
-    fn work_does_not_overflow() {
-        assert_eq!(Work::of([u32::MAX as usize; 2]), Work(0xffff_fffe_0000_0001));
-        assert_eq!(Work::of([usize::MAX; 3]) / 2, Work(u64::MAX / 2));
-        assert_eq!(Work::from(7), Work::of([7, 1]));
-        assert_eq!([Work(u64::MAX), Work(3)].into_iter().sum::<Work>(), Work(u64::MAX));
-        assert!(!Work::of([Work::WORTH_IT as usize, 0]).is_worth_it());
     }
 
     #[test]

@@ -1,6 +1,43 @@
 //! Sums and maxima of slices, in several lanes, so that they are vectorized.
+//!
+//! Long slices are summed in [`Parts`], whose sums are added up in f64. Parts follow from the length only. So several threads can take
+//! parts of a slice, and the sum is the same, whatever their number.
 use super::{CpuElement, parallel::Job};
+use core::ops::Range;
 use num_traits::{Float, Zero};
+
+/// Elements of the longest slice that is a single part.
+pub(crate) const LONG: usize = 1 << 16;
+
+/// Elements of a part of a longer slice, about.
+const PART: usize = 1 << 13;
+
+/// How a slice is divided into parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    len: usize,
+    /// Elements of a part; the last may have fewer.
+    pub(crate) size: usize,
+}
+
+impl Parts {
+    /// Of a slice of `len` elements.
+    #[inline(always)]
+    pub(crate) fn of(len: usize) -> Self {
+        let size =
+            if len <= LONG { len.max(1) } else { len.div_ceil(len.div_ceil(PART)).next_multiple_of(LANES) };
+        Self { len, size }
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.len.div_ceil(self.size).max(1)
+    }
+
+    /// The elements of part number `part`.
+    pub(crate) fn range(self, part: usize) -> Range<usize> {
+        part * self.size..((part + 1) * self.size).min(self.len)
+    }
+}
 
 /// Partial sums per loop: enough to fill the vector registers and to keep the error of long sums low.
 pub(crate) const LANES: usize = 16;
@@ -48,19 +85,28 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
     #[inline(always)]
     fn run(self) -> f64 {
         let Self { values, f } = self;
-        let mut sums = zeros::<E::Acc>();
-        let (chunks, rest) = values.as_chunks::<LANES>();
-        let of_rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
-        if chunks.is_empty() {
-            return of_rest; // adding up the lanes would take longer than the rest
+        let mut sum = -0.0; // 0.0 would change the sign of a sum of -0.0
+        for part in values.chunks(Parts::of(values.len()).size) {
+            sum += sum_of_part(part, &f);
         }
-        for chunk in chunks {
-            for (sum, &value) in sums.iter_mut().zip(chunk) {
-                *sum = *sum + f(value);
-            }
-        }
-        total(sums) + of_rest
+        sum
     }
+}
+
+#[inline(always)]
+fn sum_of_part<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
+    let mut sums = zeros::<E::Acc>();
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let of_rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
+    if chunks.is_empty() {
+        return of_rest; // adding up the lanes would take longer than the rest
+    }
+    for chunk in chunks {
+        for (sum, &value) in sums.iter_mut().zip(chunk) {
+            *sum = *sum + f(value);
+        }
+    }
+    total(sums) + of_rest
 }
 
 /// `sum(dy)` and `sum(dy * (x - mean))`
@@ -102,6 +148,20 @@ pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
     rest.iter().fold(max, |max, &value| larger(max, value.widen()))
 }
 
+/// [`max`] as a [`Job`], as an f64.
+pub(crate) struct Max<'a, E> {
+    pub(crate) values: &'a [E],
+}
+
+impl<E: CpuElement> Job for Max<'_, E> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        max(self.values).into_f64()
+    }
+}
+
 /// `log(sum(exp(f(x))))` over all values, `f` increasing, in two parts: the largest `f(x)`, and `log(sum(exp(f(x) - largest)))`.
 #[inline(always)]
 pub(crate) fn log_sum_exp<E: CpuElement>(values: &[E], f: impl Fn(E::Acc) -> E::Acc) -> [E::Acc; 2] {
@@ -113,6 +173,15 @@ pub(crate) fn log_sum_exp<E: CpuElement>(values: &[E], f: impl Fn(E::Acc) -> E::
 /// Replaces every value by `f` of it, and returns the sum of the results.
 #[inline(always)]
 pub(crate) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
+    let mut sum = -0.0;
+    for part in values.chunks_mut(Parts::of(values.len()).size) {
+        sum += map_and_sum_part(part, &f);
+    }
+    sum
+}
+
+#[inline(always)]
+fn map_and_sum_part<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();
     let map = |value: &mut E| {
         let mapped = f(value.widen());
@@ -128,9 +197,35 @@ pub(crate) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) ->
     total(sums) + rest.iter_mut().map(|value| map(value).into_f64()).sum::<f64>()
 }
 
-/// The sum of `f` over all pairs.
+/// The sum of `f` over all pairs of two slices of the same length.
 #[inline(always)]
 pub(crate) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
+    let mut sum = -0.0;
+    let size = Parts::of(a.len()).size;
+    for (a, b) in a.chunks(size).zip(b.chunks(size)) {
+        sum += sum_of_pairs(a, b, &f);
+    }
+    sum
+}
+
+/// [`sum_pairs`] as a [`Job`].
+pub(crate) struct SumPairs<'a, A, B, F> {
+    pub(crate) a: &'a [A],
+    pub(crate) b: &'a [B],
+    pub(crate) f: F,
+}
+
+impl<A: CpuElement, B: CpuElement, F: Fn(A, B) -> A::Acc> Job for SumPairs<'_, A, B, F> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        sum_pairs(self.a, self.b, self.f)
+    }
+}
+
+#[inline(always)]
+fn sum_of_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();
@@ -144,4 +239,43 @@ pub(crate) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl 
         }
     }
     total(sums) + of_rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_the_whole() {
+        for len in [0, 1, 17, PART, LONG, LONG + 1, LONG + PART, 3 * LONG + 5, 1 << 20, (1 << 20) + 1] {
+            let parts = Parts::of(len);
+            let ends: Vec<usize> = (0..parts.count()).map(|part| parts.range(part).end).collect();
+            let starts = (0..parts.count()).map(|part| parts.range(part).start);
+            assert!(starts.eq([0].into_iter().chain(ends[..ends.len() - 1].iter().copied())), "{len}");
+            assert_eq!(ends.last(), Some(&len));
+            assert!(parts.size <= if len <= LONG { LONG } else { PART + LANES }, "{len}: {parts:?}");
+        }
+    }
+
+    /// All sums of a slice are those of its parts, to the last bit.
+    #[test]
+    fn sums_are_those_of_parts() {
+        for len in [0, 5, 100, LONG, LONG + 3, 21 * PART + 77] {
+            let values: Vec<f32> = (0..len).map(|at| ((at * 7919) % 1021) as f32 / 7.0 - 60.0).collect();
+            let parts = Parts::of(len);
+            let of_parts = |f: &dyn Fn(&[f32]) -> f64| {
+                (0..parts.count())
+                    .map(|part| f(&values[parts.range(part)]))
+                    .fold(-0.0, |sum, part| sum + part)
+            };
+            assert_eq!(sum(&values, |x| x * x).to_bits(), of_parts(&|x| sum(x, |x| x * x)).to_bits());
+            let product = |a: f32, b: f32| a * b;
+            let of_pairs = sum_pairs(&values, &values, product);
+            assert_eq!(of_pairs.to_bits(), of_parts(&|x| sum_pairs(x, x, product)).to_bits());
+            let mapped = |values: &[f32]| map_and_sum(&mut values.to_vec(), |x| x / 3.0);
+            assert_eq!(mapped(&values).to_bits(), of_parts(&mapped).to_bits());
+            let exact: f64 = values.iter().map(|&x| f64::from(x * x)).sum();
+            assert!((of_pairs - exact).abs() <= 1e-6 * exact, "{len}: {of_pairs}, {exact}");
+        }
+    }
 }

@@ -1,11 +1,13 @@
-//! The kernels on a CPU: one loop over the rows for the losses, and one for the gradient.
+//! The kernels on a CPU: one loop over the rows for the losses, and one for the gradient. Rows that are few and long are computed in parts.
 use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::COST,
-    in_place::in_place_or_copied,
+    in_place::in_place_or_copied_in_pieces,
+    long_rows::{self, LongRows},
     parallel::{self, Job, Work, vectorized},
-    sums::{self, Sum},
+    plan::{Division, Items},
+    sums::{self, Parts as PartsOfRow, Sum},
     with_element,
 };
 use burn::backend::{
@@ -44,19 +46,35 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
         with_element!(x.dtype(), "cross_entropy", E => {
             let labels = labels.of_classes::<E>(classes.of);
             let numbers = B::as_slice(&log_sum_exp);
+            let [rows, columns] = x.shape().dims();
+            let items = items(rows, columns);
+            let division = items.division(parallel::threads());
+            let both: Vec<Parts<<E as CpuElement>::Acc>> = match (log_sum_exp.shape()[1], division) {
+                // The largest of a row is not in its parts.
+                (1, Division::Cut(steps)) => {
+                    let maxima = LongRows::new(columns, steps, items.work).maxima(B::as_slice::<E>(&x));
+                    maxima.into_iter().zip(numbers).map(|(max, &log)| [max, log]).collect()
+                }
+                _ => vec![],
+            };
             let logs = match log_sum_exp.shape()[1] {
-                1 => Logs::Second(numbers),
+                1 if both.is_empty() => Logs::Second(numbers),
+                1 => Logs::Both(&both),
                 _ => Logs::Both(parts(numbers)),
             };
             let (dloss, sum_of_weights) = (B::as_slice(&dloss), labels.sum_of_weights());
-            let [rows, columns] = x.shape().dims();
-            let (task, work) = (parallel::items_per_task(rows, columns), Work::of([COST, rows, columns]));
             let gradients = &RowGradients { labels, sum_of_weights, logs, dloss, columns: classes.range };
-            in_place_or_copied::<B, E>(x, task * columns, work, |index, x| {
-                vectorized(Replaced { x, first: index * task, gradients });
+            let chunks = division.chunks(columns, PartsOfRow::of(columns).size);
+            in_place_or_copied_in_pieces::<B, E>(x, chunks, items.work, |start, x| {
+                vectorized(Replaced { x, start, gradients });
             })
         })
     }
+}
+
+/// The loop over rows of so many logits.
+fn items(rows: usize, classes: usize) -> Items {
+    long_rows::items([rows, classes], Work::of([COST, rows, classes]))
 }
 
 /// [`RowLosses::log_sum_exp`] of a row.
@@ -124,6 +142,31 @@ impl<E: CpuElement> OfClasses<'_, E> {
         self.weights.map_or(value, |weights| value * weights[target].widen())
     }
 
+    /// The loss of a row, given the logit of its target, its logarithm of the sum, and [the sum](Self::spread_sum) of all classes if it is read.
+    #[inline(always)]
+    fn loss(&self, target: usize, x: E, [max, log]: Parts<E::Acc>, sum: Option<f64>) -> E::Acc {
+        let loss = self.times_target(log - (x.widen() - max), target);
+        match self.spread.zip(sum) {
+            Some((spread, sum)) => loss - spread * <E::Acc as CpuElement>::from_f64(sum),
+            None => loss,
+        }
+    }
+
+    /// The sum of the weighted logarithms of the probabilities of consecutive classes, from the first one given on; `None` if it is not
+    /// read.
+    #[inline(always)]
+    fn spread_sum(&self, first: usize, row: &[E], [max, log]: Parts<E::Acc>) -> Option<f64> {
+        self.spread?;
+        let log_probability = |x: E| x.widen() - max - log;
+        Some(match self.weights {
+            Some(weights) => {
+                let weights = &weights[first..][..row.len()];
+                sums::sum_pairs(row, weights, |x, w| w.widen() * log_probability(x))
+            }
+            None => sums::sum(row, log_probability),
+        })
+    }
+
     /// The sum of the weights of all classes; 0 if it is not read, because only the target counts.
     fn sum_of_weights(&self) -> E::Acc {
         <E::Acc as CpuElement>::from_f64(match (self.spread, self.weights) {
@@ -142,15 +185,65 @@ const EXPONENTIALS: usize = 512;
 /// The losses of all rows, and their logarithms of sums.
 fn losses<E: CpuElement>(x: &[E], labels: &OfClasses<'_, E>) -> (Vec<E::Acc>, Vec<Parts<E::Acc>>) {
     let (rows, classes) = (labels.targets.len(), labels.classes);
-    let (task, zero) = (parallel::items_per_task(rows, classes), <E::Acc as Zero>::zero());
+    let items = items(rows, classes);
+    let task = match items.division(parallel::threads()) {
+        Division::Whole(task) => task,
+        Division::Cut(steps) => {
+            return losses_in_parts(x, labels, &LongRows::new(classes, steps, items.work));
+        }
+    };
+    let (zero, work) = (<E::Acc as Zero>::zero(), items.work);
     let mut logs = vec![[zero; 2]; rows];
-    let work = Work::of([COST, x.len()]);
     let losses = parallel::zip_filled((rows, zero), &mut logs, [task, task], work, |index, losses, logs| {
         let first = index * task;
         let x = &x[first * classes..][..logs.len() * classes];
         vectorized(Losses { x, labels, first, losses, logs });
     });
     (losses, logs)
+}
+
+/// [`losses`] of few long rows.
+fn losses_in_parts<E: CpuElement>(
+    x: &[E],
+    labels: &OfClasses<'_, E>,
+    of_rows: &LongRows,
+) -> (Vec<E::Acc>, Vec<Parts<E::Acc>>) {
+    let (rows, classes) = (labels.targets.len(), labels.classes);
+    let maxima = &of_rows.maxima(x);
+    let sums = of_rows.sums(rows, |row, part| {
+        vectorized(Sum { values: &x[part], f: |x: E| (x.widen() - maxima[row]).fast_exp() })
+    });
+    let log = |(&max, sum): (&E::Acc, f64)| [max, <E::Acc as CpuElement>::from_f64(sum.ln())];
+    let logs: Vec<Parts<E::Acc>> = maxima.iter().zip(sums).map(log).collect();
+    let spread = labels.spread.map(|_| {
+        of_rows.sums(rows, |row, part| {
+            let job = SpreadSum { labels, first: part.start - row * classes, x: &x[part], log: logs[row] };
+            vectorized(job)
+        })
+    });
+    let losses = (0..rows).map(|row| {
+        let target = labels.target(row);
+        let sum = spread.as_ref().map(|sums| sums[row]);
+        labels.loss(target, x[row * classes + target], logs[row], sum)
+    });
+    (losses.collect(), logs)
+}
+
+/// [`OfClasses::spread_sum`]; 0 if it is not read.
+struct SpreadSum<'a, E: CpuElement> {
+    labels: &'a OfClasses<'a, E>,
+    first: usize,
+    x: &'a [E],
+    log: Parts<E::Acc>,
+}
+
+impl<E: CpuElement> Job for SpreadSum<'_, E> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        self.labels.spread_sum(self.first, self.x, self.log).unwrap_or(0.0)
+    }
 }
 
 /// The losses and logarithms of some rows.
@@ -176,18 +269,9 @@ impl<E: CpuElement> Job for Losses<'_, E> {
                 *log = sums::log_sum_exp(row, |x| x);
             }
         }
-        for (((at, row), loss), &[max, log]) in (first..).zip(x.chunks_exact(classes)).zip(losses).zip(&*logs)
-        {
+        for (((at, row), loss), &log) in (first..).zip(x.chunks_exact(classes)).zip(losses).zip(&*logs) {
             let target = labels.target(at);
-            *loss = labels.times_target(log - (row[target].widen() - max), target);
-            if let Some(spread) = labels.spread {
-                let log_probability = |x: E| x.widen() - max - log;
-                let sum = match labels.weights {
-                    Some(weights) => sums::sum_pairs(row, weights, |x, w| w.widen() * log_probability(x)),
-                    None => sums::sum(row, log_probability),
-                };
-                *loss = *loss - spread * <E::Acc as CpuElement>::from_f64(sum);
-            }
+            *loss = labels.loss(target, row[target], log, labels.spread_sum(0, row, log));
         }
     }
 }
@@ -251,11 +335,12 @@ impl<E: CpuElement> RowGradients<'_, E> {
         }
     }
 
-    /// Replaces a row by its gradient, given `exp(x - max)` of its elements and `log(sum(exp(x - max)))`. A row with a `dloss` of 0, such
-    /// as padding, gets 0, whatever its logits are.
+    /// Replaces consecutive logits of a row, from the `first` on, by their gradients, given `exp(x - max)` of each and
+    /// `log(sum(exp(x - max)))`. A row with a `dloss` of 0, such as padding, gets 0, whatever its logits are.
     #[inline(always)]
-    fn row(&self, at: usize, log: E::Acc, x: &mut [E], exp: impl Fn(usize, E) -> E::Acc) {
+    fn row(&self, at: usize, first: usize, log: E::Acc, x: &mut [E], exp: impl Fn(usize, E) -> E::Acc) {
         let Self { labels, sum_of_weights, dloss, columns, .. } = self;
+        let columns = columns.start + first..columns.start + first + x.len();
         let (target, dloss) = (labels.target(at), dloss[at]);
         let target_term = labels.times_target(dloss, target);
         // Every class gets this, times its weight.
@@ -292,11 +377,11 @@ impl<E: CpuElement> RowGradients<'_, E> {
     }
 }
 
-/// Replaces whole rows by their gradients.
+/// Replaces whole rows, or a part of one, by their gradients.
 struct Replaced<'a, E: CpuElement> {
     x: &'a mut [E],
-    /// The number of the first row.
-    first: usize,
+    /// The number of the first element.
+    start: usize,
     gradients: &'a RowGradients<'a, E>,
 }
 
@@ -305,12 +390,13 @@ impl<E: CpuElement> Job for Replaced<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { x, first, gradients } = self;
+        let Self { x, start, gradients } = self;
         let columns = gradients.columns.len();
+        let (first, column) = (start / columns, start % columns);
         if columns >= FEW_CLASSES {
-            for (at, row) in (first..).zip(x.chunks_exact_mut(columns)) {
+            for (at, row) in (first..).zip(x.chunks_mut(columns)) {
                 let [max, log] = gradients.parts(at, || sums::max(row));
-                gradients.row(at, log, row, |_, x| (x.widen() - max).fast_exp());
+                gradients.row(at, column, log, row, |_, x| (x.widen() - max).fast_exp());
             }
             return;
         }
@@ -328,8 +414,16 @@ impl<E: CpuElement> Job for Replaced<'_, E> {
             let rows = (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.chunks_exact(columns));
             for ((at, row), exponentials) in rows {
                 let [_, log] = gradients.parts(at, E::Acc::zero);
-                gradients.row(at, log, row, |class, _| exponentials[class]);
+                gradients.row(at, 0, log, row, |class, _| exponentials[class]);
             }
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    /// The loop over rows of classes.
+    pub(crate) fn items([rows, classes]: [usize; 2]) -> super::Items {
+        super::items(rows, classes)
     }
 }

@@ -1,10 +1,14 @@
-//! The kernels on a CPU: fused loops over rows. Besides the logits, no tensor of their size exists.
+//! The kernels on a CPU: fused loops over rows. Besides the logits, no tensor of their size exists. Rows that are few and long are computed in
+//! parts.
 use super::{Divergence, DivergenceKernels, RowDivergences, Tempered};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
-    in_place::in_place_or_copied,
+    in_place::in_place_or_copied_in_pieces,
+    long_rows::{self, LongRows},
     parallel::{self, Job, Work, vectorized},
-    sums, with_element,
+    plan::{Division, Items},
+    sums::{self, Parts as PartsOfRow, Sum},
+    with_element,
 };
 use crate::ops::cross_entropy::cpu::{Parts, parts};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -41,19 +45,25 @@ impl<B: CpuBackend> DivergenceKernels for B {
         let (student, teacher) = (B::contiguous(student), B::contiguous(teacher));
         let ([of_student, of_teacher, mean], dloss) = (sums.map(B::contiguous), B::contiguous(dloss));
         let [rows, classes] = student.shape().dims();
-        let (task, work) = (parallel::items_per_task(rows, classes), Work::of([COST, rows, classes]));
+        let items = items(rows, classes);
+        let chunks = items.division(parallel::threads()).chunks(classes, PartsOfRow::of(classes).size);
         with_element!(student.dtype(), "divergence", E => {
             let logs = [&of_student, &of_teacher].map(|logs| parts(B::as_slice(logs)));
             let (teacher, means, dloss) = (B::as_slice::<E>(&teacher), B::as_slice(&mean), B::as_slice(&dloss));
-            in_place_or_copied::<B, E>(student, task * classes, work, |index, students| {
-                for (at, student) in (index * task..).zip(students.chunks_exact_mut(classes)) {
-                    let (teacher, logs) = (&teacher[at * classes..][..classes], logs.map(|logs| logs[at]));
-                    let (mean, dloss) = (means[at], dloss[at]);
+            in_place_or_copied_in_pieces::<B, E>(student, chunks, items.work, |start, students| {
+                let teacher = teacher[start..].chunks(classes);
+                for (at, (student, teacher)) in (start / classes..).zip(students.chunks_mut(classes).zip(teacher)) {
+                    let (logs, mean, dloss) = (logs.map(|logs| logs[at]), means[at], dloss[at]);
                     vectorized(GradientOfRow { student, teacher, logs, mean, dloss, divergence });
                 }
             })
         })
     }
+}
+
+/// The loop over rows of so many classes.
+fn items(rows: usize, classes: usize) -> Items {
+    long_rows::items([rows, classes], Work::of([COST, rows, classes]))
 }
 
 /// The time of the exponentials and logarithms of an element, in units of the time to read one.
@@ -76,16 +86,50 @@ fn row_divergences<E: CpuElement>(
     divergence: Tempered,
 ) -> Vec<OfRow<E::Acc>> {
     let rows = student.len() / classes.max(1);
-    let task = parallel::items_per_task(rows, classes);
+    let items = items(rows, classes);
+    let task = match items.division(parallel::threads()) {
+        Division::Whole(task) => task,
+        Division::Cut(steps) => {
+            let of_rows = LongRows::new(classes, steps, items.work);
+            return divergences_in_parts(student, teacher, rows, &of_rows, divergence);
+        }
+    };
     let zero = [<E::Acc as Zero>::zero(); 2];
     let zero = OfRow { numbers: zero, logs: [zero; 2] };
-    parallel::filled(rows, zero, task, Work::of([COST, student.len()]), |index, results| {
+    parallel::filled(rows, zero, task, items.work, |index, results| {
         for (result, at) in results.iter_mut().zip(index * task..) {
             let range = at * classes..(at + 1) * classes;
             *result =
                 vectorized(Row { student: &student[range.clone()], teacher: &teacher[range], divergence });
         }
     })
+}
+
+/// [`row_divergences`] of few long rows.
+fn divergences_in_parts<E: CpuElement>(
+    student: &[E],
+    teacher: &[E],
+    rows: usize,
+    of_rows: &LongRows,
+    divergence: Tempered,
+) -> Vec<OfRow<E::Acc>> {
+    let number = <E::Acc as CpuElement>::from_f64;
+    let inverse = number(divergence.inverse);
+    let logs = [student, teacher].map(|x| {
+        let maxima: Vec<_> = of_rows.maxima(x).into_iter().map(|max| max * inverse).collect();
+        let sums = of_rows.sums(rows, |row, part| {
+            vectorized(Sum { values: &x[part], f: |x: E| (x.widen() * inverse - maxima[row]).fast_exp() })
+        });
+        maxima.into_iter().zip(sums).map(|(max, sum)| [max, number(sum.ln())]).collect::<Vec<_>>()
+    });
+    let logs_of = |row: usize| [logs[0][row], logs[1][row]];
+    let sums = of_rows.map(rows, |row, part| {
+        let (student, teacher) = (&student[part.clone()], &teacher[part]);
+        vectorized(SumsOfPart { student, teacher, logs: logs_of(row), divergence })
+    });
+    let sums = of_rows.merged(&sums, |[a, b], [c, d]| [a + c, b + d]).into_iter().enumerate();
+    sums.map(|(row, sums)| OfRow { numbers: divergence.numbers(sums).map(number), logs: logs_of(row) })
+        .collect()
 }
 
 /// Computes the divergence of one row of logits.
@@ -100,19 +144,39 @@ impl<E: CpuElement> Job for Row<'_, E> {
 
     #[inline(always)]
     fn run(self) -> OfRow<E::Acc> {
-        let Self { student, teacher, divergence: Tempered { divergence, inverse } } = self;
-        let inverse = <E::Acc as CpuElement>::from_f64(inverse);
+        let Self { student, teacher, divergence } = self;
+        let number = <E::Acc as CpuElement>::from_f64;
+        let inverse = number(divergence.inverse);
         let logs = [student, teacher].map(|x| sums::log_sum_exp(x, |x| x * inverse));
+        let sums = SumsOfPart { student, teacher, logs, divergence }.run();
+        OfRow { numbers: divergence.numbers(sums).map(number), logs }
+    }
+}
+
+/// The sums over a row, or a part of one, from which [`Tempered::numbers`] follow.
+struct SumsOfPart<'a, E: CpuElement> {
+    student: &'a [E],
+    teacher: &'a [E],
+    logs: [Parts<E::Acc>; 2],
+    divergence: Tempered,
+}
+
+impl<E: CpuElement> Job for SumsOfPart<'_, E> {
+    type Result = [f64; 2];
+
+    #[inline(always)]
+    fn run(self) -> [f64; 2] {
+        let Self { student, teacher, logs, divergence: Tempered { divergence, inverse } } = self;
+        let inverse = <E::Acc as CpuElement>::from_f64(inverse);
         let of = |student: E, teacher: E| {
             Probabilities::<E::Acc>::of(student.widen(), teacher.widen(), inverse, logs)
         };
-        let (loss, mean) = match divergence {
+        match divergence {
             Divergence::Forward => {
-                (sums::sum_pairs(student, teacher, |s, t| times(of(s, t).p, of(s, t).ratio)), 0.0)
+                [sums::sum_pairs(student, teacher, |s, t| times(of(s, t).p, of(s, t).ratio)), 0.0]
             }
             Divergence::Reverse => {
-                let loss = sums::sum_pairs(student, teacher, |s, t| times(of(s, t).q, -of(s, t).ratio));
-                (loss, loss)
+                [sums::sum_pairs(student, teacher, |s, t| times(of(s, t).q, -of(s, t).ratio)), 0.0]
             }
             Divergence::JensenShannon { beta } => {
                 let share = <E::Acc as CpuElement>::from_f64(beta);
@@ -124,11 +188,23 @@ impl<E: CpuElement> Job for Row<'_, E> {
                     let of = of(s, t);
                     times(of.p, of.over_mixture(share)[1])
                 });
-                let mean = (1.0 - beta) * of_student;
-                (mean + beta * of_teacher, mean)
+                [of_student, of_teacher]
             }
-        };
-        OfRow { numbers: [loss, mean].map(<E::Acc as CpuElement>::from_f64), logs }
+        }
+    }
+}
+
+impl Tempered {
+    /// The loss of a row and `sum(q g)`, from the sums of [`SumsOfPart`].
+    fn numbers(self, [first, second]: [f64; 2]) -> [f64; 2] {
+        match self.divergence {
+            Divergence::Forward => [first, 0.0],
+            Divergence::Reverse => [first, first],
+            Divergence::JensenShannon { beta } => {
+                let mean = (1.0 - beta) * first;
+                [mean + beta * second, mean]
+            }
+        }
     }
 }
 
@@ -167,7 +243,7 @@ fn times<A: CpuElement>(probability: A, log: A) -> A {
     if probability == <A as Zero>::zero() { probability } else { probability * log }
 }
 
-/// Replaces a row of the student's logits by its gradient.
+/// Replaces a row of the student's logits, or a part of one, by its gradient.
 struct GradientOfRow<'a, E: CpuElement> {
     student: &'a mut [E],
     teacher: &'a [E],
@@ -215,5 +291,13 @@ impl<E: CpuElement> Job for GradientOfRow<'_, E> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    /// The loop over rows of classes.
+    pub(crate) fn items([rows, classes]: [usize; 2]) -> super::Items {
+        super::items(rows, classes)
     }
 }

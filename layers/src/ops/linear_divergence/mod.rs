@@ -32,7 +32,7 @@ use core::ops::Range;
 
 mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 
 /// A measure of how far the probabilities of a student, `q`, are from those of a teacher, `p`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,12 @@
 //! The kernels on a CPU: fused loops, with a window of channels in the cache.
 use super::{LocalResponse, LocalResponseKernels};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, Work},
+    pieces,
+    plan::Items,
+    with_element,
+};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
@@ -46,6 +52,13 @@ impl ChannelPlanes {
     /// Of `[batch, channels, ...]`.
     fn of(shape: &Shape) -> Self {
         Self { channels: shape[1], inner: shape[2..].iter().product() }
+    }
+
+    /// The loop over planes, which are cut between tiles.
+    fn items(self, elements: usize, norm: &LocalResponse) -> Items {
+        let work = Work::of([elements, norm.size.min(self.channels) + 1]);
+        let planes = [elements / self.inner.max(1), self.inner];
+        Items { steps: self.inner.div_ceil(TILE).max(1), ..Items::of(planes, work) }
     }
 }
 
@@ -97,11 +110,6 @@ fn scales<E: CpuElement>(
     s.iter_mut().for_each(|s| *s = k + scale * *s);
 }
 
-/// Calls `f` for every tile of a channel.
-fn for_tiles(inner: usize, mut f: impl FnMut(Range<usize>)) {
-    (0..inner).step_by(TILE).for_each(|start| f(start..inner.min(start + TILE)));
-}
-
 /// `x / s^beta`
 fn forward<E: CpuElement>(x: &[E], planes: ChannelPlanes, norm: &LocalResponse) -> Vec<E> {
     with_power(norm.beta, Forward { x, planes, norm })
@@ -117,22 +125,22 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
     fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) -> Vec<E> {
         let Self { x, planes, norm } = self;
         let ChannelPlanes { channels, inner } = planes;
-        let count = x.len() / inner.max(1);
-        let task = parallel::items_per_task(count, inner);
-        let work = parallel::Work::of([x.len(), norm.size.min(channels) + 1]);
-        parallel::filled(x.len(), E::zero(), (task * inner).max(1), work, |index, y| {
+        let items = planes.items(x.len(), norm);
+        let chunks = items.division(parallel::threads()).chunks(inner, TILE);
+        pieces::filled_in_pieces(x.len(), E::zero(), chunks, items.work, |start, y| {
             let mut scale = [<E::Acc as Zero>::zero(); TILE];
-            for (plane, y) in (index * task..).zip(y.chunks_exact_mut(inner)) {
+            let first = start % inner;
+            for (plane, y) in (start / inner..).zip(y.chunks_mut(inner)) {
                 let (item, channel) = (plane / channels, plane % channels);
                 let item = &x[item * channels * inner..][..channels * inner];
-                for_tiles(inner, |tile| {
-                    let s = &mut scale[..tile.len()];
+                for (at, y) in (first..).step_by(TILE).zip(y.chunks_mut(TILE)) {
+                    let (tile, s) = (at..at + y.len(), &mut scale[..y.len()]);
                     scales(item, planes, norm, channel, tile.clone(), s);
-                    let x = &item[channel * inner..][tile.clone()];
-                    for ((y, x), s) in y[tile].iter_mut().zip(x).zip(s) {
+                    let x = &item[channel * inner..][tile];
+                    for ((y, x), s) in y.iter_mut().zip(x).zip(s) {
                         *y = E::narrow(x.widen() / power(*s));
                     }
-                });
+                }
             }
         })
     }
@@ -193,5 +201,16 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    use super::*;
+
+    /// The loop over square planes.
+    pub(crate) fn items([batch, channels, side]: [usize; 3]) -> Items {
+        let norm = LocalResponse { size: 5, alpha: 1.0, beta: 1.0, k: 1.0 };
+        ChannelPlanes { channels, inner: side * side }.items(batch * channels * side * side, &norm)
     }
 }

@@ -16,7 +16,7 @@ use burn::backend::{Backend, TensorMetadata, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 

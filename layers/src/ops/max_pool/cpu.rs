@@ -4,7 +4,9 @@ use crate::backend::{
     Saved,
     cpu::{
         CpuBackend, CpuElement, accumulators,
-        parallel::{self, Job},
+        parallel::{self, Job, Work},
+        pieces,
+        plan::Items,
         with_element,
     },
 };
@@ -117,6 +119,19 @@ impl PoolAxis {
         first.min(self.out)..end.min(self.out).max(first.min(self.out))
     }
 
+    /// Inputs from the first tap of a window to the last.
+    fn reach(&self) -> usize {
+        (self.kernel - 1) * self.dilation + 1
+    }
+
+    /// The windows that may have taps in a range of the input.
+    fn windows_of(&self, inputs: &Range<usize>) -> Range<usize> {
+        // not below: window * stride + reach > padding + start; not above: window * stride < padding + end
+        let first = (self.padding + inputs.start + 1).saturating_sub(self.reach()).div_ceil(self.stride);
+        let end = (self.padding + inputs.end).div_ceil(self.stride);
+        first.min(self.out)..end.min(self.out)
+    }
+
     /// The taps of window number `window` that are inside the input.
     fn taps(&self, window: usize) -> Range<usize> {
         let first = self.padding.saturating_sub(window * self.stride).div_ceil(self.dilation);
@@ -174,6 +189,23 @@ impl PoolGeometry {
         }
     }
 
+    /// The loop over planes, which are cut between rows of windows.
+    fn items(&self) -> Items {
+        let (planes, [plane_in, plane_out]) = (self.planes, self.plane_sizes());
+        let work = Work::of([8, planes, plane_out, self.rows.kernel, self.columns.kernel]); // rows of windows are short
+        Items { steps: self.rows.out, ..Items::of([planes, plane_in], work) }
+    }
+
+    /// The loop of the backward pass, whose planes are cut between rows of the input.
+    fn items_backward(&self) -> Items {
+        let (planes, [plane_in, plane_out]) = (self.planes, self.plane_sizes());
+        let work = Work::of([planes, plane_in + 4 * plane_out]); // reads through a table
+        let steps = self.rows.size;
+        // Windows that reach into two pieces are visited by both.
+        let again = (self.rows.reach() - 1).div_ceil(self.rows.stride) * steps / self.rows.out.max(1);
+        Items { steps, again, ..Items::of([planes, plane_in], work) }
+    }
+
     fn plane_sizes(&self) -> [usize; 2] {
         [self.rows.size * self.columns.size, self.rows.out * self.columns.out]
     }
@@ -183,22 +215,22 @@ impl PoolGeometry {
         let planes = self.planes;
         let len = planes * plane_out;
         let mut offsets = vec![O::EMPTY; len];
-        let task = parallel::items_per_task(planes, plane_in);
-        let size = task * plane_out;
-        if size == 0 {
+        if plane_out == 0 {
             return (vec![], offsets);
         }
-        let work = parallel::Work::of([8, len, self.rows.kernel, self.columns.kernel]); // rows of windows are short
-        let y = parallel::zip_filled(
-            (len, E::neg_infinity()),
+        let items = self.items();
+        let chunks = items.division(parallel::threads()).chunks(plane_out, self.columns.out);
+        let y = pieces::zip_filled_in_pieces(
+            E::neg_infinity(),
             &mut offsets,
-            [size, size],
-            work,
-            |index, y, offsets| {
-                let x = &x[index * task * plane_in..];
+            chunks,
+            items.work,
+            |start, y, offsets| {
+                let x = &x[start / plane_out * plane_in..];
+                let first = start % plane_out / self.columns.out;
                 match nan_wins {
-                    true => parallel::vectorized(Forward::<_, _, true>(self, x, y, offsets)),
-                    false => parallel::vectorized(Forward::<_, _, false>(self, x, y, offsets)),
+                    true => parallel::vectorized(Forward::<_, _, true>(self, x, first, y, offsets)),
+                    false => parallel::vectorized(Forward::<_, _, false>(self, x, first, y, offsets)),
                 }
             },
         );
@@ -212,7 +244,6 @@ impl PoolGeometry {
         if planes * plane_in == 0 {
             return vec![];
         }
-        let task = parallel::items_per_task(planes, plane_in);
         // How far the taps of a window lie from its first: from a table, if that is small.
         let tap = |position: usize| {
             let (kh, kw) = (position / columns.kernel, position % columns.kernel);
@@ -221,32 +252,37 @@ impl PoolGeometry {
         let taps: Vec<usize> = (0..(rows.kernel * columns.kernel).min(1 << 8)).map(tap).collect();
         let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
-        let work = parallel::Work::of([planes, plane_in + 4 * plane_out]); // reads through a table
-        // Windows that overlap add up in one element: in f32 at least, narrowed once.
-        let add = |dx: &mut [E::Acc], offsets: &[O], dy: &[E]| {
-            for oh in 0..rows.out {
+        // Windows that overlap add up in one element: in f32 at least, narrowed once. `dx` are whole rows of a plane, or some of them.
+        let add = |dx: &mut [E::Acc], first_row: usize, offsets: &[O], dy: &[E]| {
+            let start = first_row * columns.size;
+            for oh in rows.windows_of(&(first_row..first_row + dx.len() / columns.size)) {
                 let row = oh * columns.out..(oh + 1) * columns.out;
                 let mut first = oh * rows.stride * columns.size;
                 for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
                     if offset != O::EMPTY {
-                        let dx = &mut dx[first + tap(offset.position()) - padding];
-                        *dx = *dx + dy.widen();
+                        // Of a window that reaches into other rows, too, the winner may be in those.
+                        let at = (first + tap(offset.position()) - padding).wrapping_sub(start);
+                        if let Some(dx) = dx.get_mut(at) {
+                            *dx = *dx + dy.widen();
+                        }
                     }
                     first += columns.stride;
                 }
             }
         };
-        parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
-            let mut sums = vec![];
-            for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
+        let items = self.items_backward();
+        let chunks = items.division(parallel::threads()).chunks(plane_in, columns.size);
+        pieces::filled_in_pieces(planes * plane_in, E::zero(), chunks, items.work, |start, dx| {
+            let (mut sums, first_row) = (vec![], start % plane_in / columns.size);
+            for (plane, dx) in (start / plane_in..).zip(dx.chunks_mut(plane_in)) {
                 let range = plane * plane_out..(plane + 1) * plane_out;
                 let (offsets, dy) = (&offsets[range.clone()], &dy[range]);
                 match accumulators(dx) {
-                    Some(dx) => add(dx, offsets, dy),
+                    Some(dx) => add(dx, first_row, offsets, dy),
                     None => {
                         sums.clear();
-                        sums.resize(plane_in, <E::Acc as Zero>::zero());
-                        add(&mut sums, offsets, dy);
+                        sums.resize(dx.len(), <E::Acc as Zero>::zero());
+                        add(&mut sums, first_row, offsets, dy);
                         dx.iter_mut().zip(&sums).for_each(|(dx, &sum)| *dx = E::narrow(sum));
                     }
                 }
@@ -259,7 +295,9 @@ impl PoolGeometry {
 const TABLE: usize = 64;
 
 /// Finds the maxima of planes, and their positions.
-struct Forward<'a, E, O, const NAN_WINS: bool>(&'a PoolGeometry, &'a [E], &'a mut [E], &'a mut [O]);
+///
+/// The fields: the input from the first plane on, the first row of windows, and the results of whole planes or of some rows of one.
+struct Forward<'a, E, O, const NAN_WINS: bool>(&'a PoolGeometry, &'a [E], usize, &'a mut [E], &'a mut [O]);
 
 impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, NAN_WINS> {
     type Result = ();
@@ -268,9 +306,9 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
     /// few windows are taken window by window.
     #[inline(always)]
     fn run(self) {
-        let Self(geometry, x, y, offsets) = self;
+        let Self(geometry, x, first_row, y, offsets) = self;
         if geometry.columns.out < FEW_WINDOWS {
-            return window_by_window::<_, _, NAN_WINS>(geometry, x, y, offsets);
+            return window_by_window::<_, _, NAN_WINS>(geometry, x, first_row, y, offsets);
         }
         let PoolGeometry { rows, columns, .. } = geometry;
         let [plane_in, plane_out] = geometry.plane_sizes();
@@ -286,7 +324,7 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
         let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
         for ((y, offsets), x) in planes {
             let windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
-            for (oh, (y, offsets)) in windows.enumerate() {
+            for (oh, (y, offsets)) in (first_row..).zip(windows) {
                 winners.fill(u32::MAX);
                 for kh in (0..rows.kernel).filter(|&kh| of_row(kh).contains(&oh)) {
                     let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
@@ -328,6 +366,7 @@ const FEW_WINDOWS: usize = 8;
 fn window_by_window<E: CpuElement, O: Offset, const NAN_WINS: bool>(
     geometry: &PoolGeometry,
     x: &[E],
+    first_row: usize,
     y: &mut [E],
     offsets: &mut [O],
 ) {
@@ -341,7 +380,7 @@ fn window_by_window<E: CpuElement, O: Offset, const NAN_WINS: bool>(
     let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
     for ((y, offsets), x) in planes {
         let rows_of_windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
-        for (oh, (y, offsets)) in rows_of_windows.enumerate() {
+        for (oh, (y, offsets)) in (first_row..).zip(rows_of_windows) {
             let of_row = of_rows.get(oh).cloned().unwrap_or_else(|| rows.taps(oh));
             for (ow, ((y, offset), of_column)) in y.iter_mut().zip(offsets).zip(&of_columns).enumerate() {
                 let mut winner = u32::MAX;
@@ -381,4 +420,17 @@ fn compete<E: CpuElement, const NAN_WINS: bool>(y: &mut E, winner: &mut u32, x: 
     let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
     *y = if wins { x } else { *y };
     *winner = if wins { tap } else { *winner };
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    use super::*;
+
+    /// The loops over square planes, forward and backward.
+    pub(crate) fn items([batch, channels, side]: [usize; 3], kernel: usize, stride: usize) -> [Items; 2] {
+        let options = MaxPoolOptions::new([kernel; 2]).with_stride([stride; 2]);
+        let x = Shape::new([batch, channels, side, side]);
+        let geometry = PoolGeometry::new(&x, &output_shape(&x, &options), &options);
+        [geometry.items(), geometry.items_backward()]
+    }
 }

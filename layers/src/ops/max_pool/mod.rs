@@ -17,7 +17,7 @@ use burn::tensor::{Shape, ops::MaxPoolOptions};
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 

@@ -1,14 +1,17 @@
 //! The kernels on a CPU: fused loops. Along the last axis a row stays in the cache; along another axis, some columns do.
 //!
 //! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, 1024 columns at most. Where threads take
-//! parts of rows instead, all parts together hold as much for 4096 columns.
+//! parts of rows instead, all parts together hold as much for 4096 columns. Along the last axis, threads take parts of rows that are few and
+//! long, with a few numbers per part.
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::COST,
     in_place::in_place_or_new,
-    parallel::{self, vectorized},
-    sums::{self, Sum},
+    long_rows::{self, LongRows},
+    parallel::{self, Job, vectorized},
+    plan::{Division as RowDivision, Items},
+    sums::{self, Sum, SumPairs},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -73,7 +76,12 @@ impl SoftmaxAxis {
         self.block() * parallel::items_per_task(elements / self.block(), self.block())
     }
 
-    /// How `elements` are divided.
+    /// The loop over rows along the last axis, if there are `elements` in all.
+    fn rows(self, elements: usize) -> Items {
+        long_rows::items([elements / self.length.max(1), self.length], work(elements))
+    }
+
+    /// How `elements` are divided if the axis is not the last.
     fn division(self, elements: usize) -> Division {
         let (blocks, threads) = (elements / self.block().max(1), parallel::threads());
         // The width of a strip, with this many strips per thread.
@@ -111,10 +119,15 @@ const COPIED: usize = 1 << 14;
 
 /// `f(x)`
 fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: SoftmaxAxis) -> Vec<E> {
-    if axis.inner == 1 || axis.block() <= COPIED {
-        return parallel::copied(x, axis.task(x.len()), work(x.len()), |_, y| match axis.inner {
-            1 => forward_rows(y, f, axis),
-            _ => forward_strips(y, f, axis, axis.inner.min(WIDEST), 0.into()),
+    if axis.inner == 1
+        && let RowDivision::Whole(rows) = axis.rows(x.len()).division(parallel::threads())
+    {
+        let size = rows * axis.length;
+        return parallel::copied(x, size, work(x.len()), |_, y| forward_rows(y, f, axis.length));
+    }
+    if axis.inner > 1 && axis.block() <= COPIED {
+        return parallel::copied(x, axis.task(x.len()), work(x.len()), |_, y| {
+            forward_strips(y, f, axis, axis.inner.min(WIDEST), 0.into());
         });
     }
     let mut y = parallel::copied(x, COPIED, x.len(), |_, _| {});
@@ -126,7 +139,12 @@ fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: SoftmaxAxis) -> Vec<E> {
 fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
     let (len, work) = (x.len(), work(x.len()));
     if axis.inner == 1 {
-        return parallel::chunks_mut(x, axis.task(len), work, |_, x| forward_rows(x, f, axis));
+        return match axis.rows(len).division(parallel::threads()) {
+            RowDivision::Whole(rows) => {
+                parallel::chunks_mut(x, rows * axis.length, work, |_, x| forward_rows(x, f, axis.length));
+            }
+            RowDivision::Cut(parts) => forward_long_rows(x, f, &LongRows::new(axis.length, parts, work)),
+        };
     }
     match axis.division(len) {
         Division::Columns(width) => forward_strips(x, f, axis, width, work),
@@ -136,7 +154,7 @@ fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
     }
 }
 
-/// [`forward_row`] of every column, in strips of `width` columns.
+/// [`forward_rows`] of every column, in strips of `width` columns.
 fn forward_strips<E: CpuElement>(
     x: &mut [E],
     f: Softmax,
@@ -154,13 +172,24 @@ fn forward_strips<E: CpuElement>(
 }
 
 #[inline(always)]
-fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
-    for row in x.chunks_exact_mut(axis.length) {
-        if f == Softmax::Softmin {
-            row.iter_mut().for_each(|x| *x = -*x);
-        }
-        forward_row(row, f);
+fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, length: usize) {
+    for x in x.chunks_exact_mut(length) {
+        let shift = shift(E::Acc::from_f64(Maximum { x, f }.run()), f);
+        let finished = finish(Exponentials { x, shift, f }.run(), shift, f);
+        Finish { x, shift, finished, f }.run();
     }
+}
+
+/// [`forward_rows`] of few rows, part by part.
+fn forward_long_rows<E: CpuElement>(x: &mut [E], f: Softmax, rows: &LongRows) {
+    let maxima = rows.map_mut(x, |_, _, x| vectorized(Maximum { x, f }));
+    let maxima = rows.merged(&maxima, sums::larger);
+    let shifts: Vec<_> = maxima.into_iter().map(|max| shift(E::Acc::from_f64(max), f)).collect();
+    let sums = rows.map_mut(x, |row, _, x| vectorized(Exponentials { x, shift: shifts[row], f }));
+    let finished = finish_columns(rows.merged(&sums, |sum, part| sum + part), &shifts, f);
+    rows.map_mut(x, |row, _, x| {
+        vectorized(Finish { x, shift: shifts[row], finished: finished[row], f });
+    });
 }
 
 /// The number that is subtracted before the exponential.
@@ -180,20 +209,71 @@ fn finish<A: CpuElement<Acc = A>>(sum: f64, shift: A, f: Softmax) -> A {
     })
 }
 
-#[inline(always)]
-fn forward_row<E: CpuElement>(row: &mut [E], f: Softmax) {
-    let shift = shift(sums::max(row), f);
-    if f == Softmax::LogSoftmax {
-        let log_sum =
-            finish(vectorized(Sum { values: row, f: |x: E| (x.widen() - shift).fast_exp() }), shift, f);
-        row.iter_mut().for_each(|x| *x = E::narrow(x.widen() - shift - log_sum));
-    } else {
-        let scale = finish(sums::map_and_sum(row, |x| (x - shift).fast_exp()), shift, f);
-        row.iter_mut().for_each(|x| *x = E::narrow(x.widen() * scale));
+/// The largest number of a row or a part of one. Before, the elements change their sign if `f` is a softmin.
+struct Maximum<'a, E> {
+    x: &'a mut [E],
+    f: Softmax,
+}
+
+impl<E: CpuElement> Job for Maximum<'_, E> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        if self.f == Softmax::Softmin {
+            self.x.iter_mut().for_each(|x| *x = -*x);
+        }
+        sums::max(self.x).into_f64()
     }
 }
 
-/// [`forward_row`] of every column of `[length, inner]`, in parts of `job` rows.
+/// The sum of `exp(x - shift)`. Every `x` is replaced by its exponential, unless `f` is a log-softmax.
+struct Exponentials<'a, E: CpuElement> {
+    x: &'a mut [E],
+    shift: E::Acc,
+    f: Softmax,
+}
+
+impl<E: CpuElement> Job for Exponentials<'_, E> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let Self { x, shift, f } = self;
+        match f {
+            Softmax::LogSoftmax => vectorized(Sum { values: x, f: |x: E| (x.widen() - shift).fast_exp() }),
+            _ => sums::map_and_sum(x, |x| (x - shift).fast_exp()),
+        }
+    }
+}
+
+/// Completes what [`Exponentials`] began, given what [`finish`] returns.
+struct Finish<'a, E: CpuElement> {
+    x: &'a mut [E],
+    shift: E::Acc,
+    finished: E::Acc,
+    f: Softmax,
+}
+
+impl<E: CpuElement> Job for Finish<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, shift, finished, f } = self;
+        if f == Softmax::LogSoftmax {
+            for x in x {
+                *x = E::narrow(x.widen() - shift - finished);
+            }
+        } else {
+            for x in x {
+                *x = E::narrow(x.widen() * finished);
+            }
+        }
+    }
+}
+
+/// [`forward_rows`] of every column of `[length, inner]`, in parts of `job` rows.
 fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: usize) {
     let maxima = parallel::map_chunks_mut(block, job * inner, |_, part| {
         negated_and_maxima(part.chunks_exact_mut(inner), inner, f)
@@ -343,11 +423,28 @@ fn backward_by<E: CpuElement>(
 ) {
     let (length, inner, len, work) = (axis.length, axis.inner, y.len(), work(y.len()));
     if inner == 1 {
-        let task = axis.task(len);
-        return parallel::chunks_mut(dy, task, work, |index, dy| {
-            let rows = dy.chunks_exact_mut(length).zip(y[index * task..].chunks_exact(length));
-            rows.for_each(|(dy, y)| backward_row(y, dy, term, dx));
-        });
+        let term = |y: E, dy: E| term(y.widen(), dy.widen());
+        return match axis.rows(len).division(parallel::threads()) {
+            RowDivision::Whole(rows) => {
+                let task = rows * length;
+                parallel::chunks_mut(dy, task, work, |index, dy| {
+                    let rows = dy.chunks_exact_mut(length).zip(y[index * task..].chunks_exact(length));
+                    rows.for_each(|(dy, y)| {
+                        let sum = E::Acc::from_f64(sums::sum_pairs(y, dy, term));
+                        Gradient { y, dy, sum, dx }.run();
+                    });
+                });
+            }
+            RowDivision::Cut(parts) => {
+                let rows = LongRows::new(length, parts, work);
+                let part =
+                    |part: core::ops::Range<usize>| SumPairs { a: &y[part.clone()], b: &dy[part], f: term };
+                let sums = rows.sums(len / length, |_, elements| vectorized(part(elements)));
+                rows.map_mut(dy, |row, elements, dy| {
+                    vectorized(Gradient { y: &y[elements], dy, sum: E::Acc::from_f64(sums[row]), dx });
+                });
+            }
+        };
     }
     match axis.division(len) {
         Division::Columns(width) => {
@@ -374,15 +471,24 @@ fn backward_by<E: CpuElement>(
     }
 }
 
-#[inline(always)]
-fn backward_row<E: CpuElement>(
-    y: &[E],
-    dy: &mut [E],
-    term: impl Fn(E::Acc, E::Acc) -> E::Acc,
-    dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc,
-) {
-    let sum = <E::Acc as CpuElement>::from_f64(sums::sum_pairs(y, dy, |y, dy| term(y.widen(), dy.widen())));
-    dy.iter_mut().zip(y).for_each(|(dy, y)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
+/// Replaces `dy` by `dx(y, dy, sum)`.
+struct Gradient<'a, E: CpuElement, F> {
+    y: &'a [E],
+    dy: &'a mut [E],
+    sum: E::Acc,
+    dx: F,
+}
+
+impl<E: CpuElement, F: Fn(E::Acc, E::Acc, E::Acc) -> E::Acc> Job for Gradient<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { y, dy, sum, dx } = self;
+        for (dy, y) in dy.iter_mut().zip(y) {
+            *dy = E::narrow(dx(y.widen(), dy.widen(), sum));
+        }
+    }
 }
 
 /// The sums over all columns of `term(y, dy)`.
@@ -410,5 +516,15 @@ fn column_gradients<'a, E: CpuElement>(
     for (y, dy) in rows {
         let columns = dy.iter_mut().zip(y).zip(sums);
         columns.for_each(|((dy, y), &sum)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    use super::*;
+
+    /// The loop over rows along the last axis.
+    pub(crate) fn items([rows, length]: [usize; 2]) -> Items {
+        SoftmaxAxis { length, inner: 1 }.rows(rows * length)
     }
 }

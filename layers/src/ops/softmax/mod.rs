@@ -12,7 +12,7 @@ use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tra
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 
 /// A function along one axis; each variant is the function of the same name in [`burn::tensor::activation`].
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,8 +7,17 @@ use crate::backend::cpu::{CpuElement, product::MOST_LANES};
 use core::ops::Range;
 use num_traits::Zero;
 
-/// Elements of a canvas that are laid out at a time: 16 KiB of f32.
-const BAND: usize = 1 << 12;
+/// How much of a canvas is laid out at a time: so many elements, or so many times the reach of the kernel, whichever is more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BandSize {
+    pub(super) elements: usize,
+    pub(super) reaches: usize,
+}
+
+impl BandSize {
+    /// 16 KiB of f32.
+    pub(super) const USUAL: Self = Self { elements: 1 << 12, reaches: 4 };
+}
 
 /// A band: rows of a canvas that are laid out at a time, and the numbers of the items, such as lines of points, that read only these.
 #[derive(Clone, Debug)]
@@ -82,10 +91,19 @@ impl Canvas {
         self.pitch * self.strides[AXES - 1]
     }
 
+    /// Elements from what the first tap of a point reads to what the last one does.
+    fn reach(&self) -> usize {
+        self.taps.iter().max().map_or(0, |last| last + 1)
+    }
+
+    /// Elements of a band of several items, at most.
+    pub(super) fn largest(&self, size: BandSize) -> usize {
+        size.elements.max(size.reaches * self.reach())
+    }
+
     /// Bands of few rows each, for items that lie at these places of the canvas, in ascending order.
-    pub(super) fn bands(&self, places: impl Iterator<Item = Range<usize>>) -> Vec<Band> {
-        let reach = self.taps.iter().max().map_or(0, |last| last + 1);
-        let (row, largest) = (self.row(), BAND.max(4 * reach));
+    pub(super) fn bands(&self, places: impl Iterator<Item = Range<usize>>, size: BandSize) -> Vec<Band> {
+        let (row, reach, largest) = (self.row(), self.reach(), self.largest(size));
         let mut bands: Vec<Band> = Vec::new();
         for (number, place) in places.enumerate() {
             let rows = place.start / row..(place.end + reach - 1).div_ceil(row);
@@ -142,7 +160,7 @@ mod tests {
                     canvas.origin(&Run { image: 0, point: [inner[0], inner[1], 0], len: last, column: 0 });
                 (0..last).step_by(2048).map(move |at| start + at..start + (at + 2048).min(last))
             });
-            let (count, bands) = (places.clone().count(), canvas.bands(places));
+            let (count, bands) = (places.clone().count(), canvas.bands(places, BandSize::USUAL));
             assert_eq!(bands.iter().map(|band| band.items.len()).sum::<usize>(), count);
             let painted: usize = bands.iter().map(|band| band.rows.len()).sum();
             let all: usize = sizes[..sizes.len() - 1].iter().map(|size| size + 2).product();

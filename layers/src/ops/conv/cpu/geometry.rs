@@ -195,6 +195,11 @@ impl Phase {
         self.axes.iter().map(|axis| axis.output).product()
     }
 
+    /// Elements of a row of the result, of all phases.
+    pub(super) fn output_row(&self) -> usize {
+        self.axes[AXES - 1].output
+    }
+
     /// The number of points.
     pub(super) fn points(&self) -> usize {
         self.axes.iter().map(|axis| axis.count).product()

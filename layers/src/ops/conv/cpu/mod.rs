@@ -45,6 +45,8 @@ mod geometry;
 mod implicit;
 mod reader;
 mod rows;
+#[cfg(test)]
+pub(crate) use depthwise::counting as depthwise_counting;
 
 /// Points of all images together for which tiles pay.
 const POINTS: usize = 64;
