@@ -98,7 +98,7 @@ use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;
 use frozen::{Unplaced, owned_weights};
 use gradients::{Collected, Sums, sum};
-use owners::Owners;
+use owners::{Owners, trained_ids};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use traffic::Sent;
@@ -322,9 +322,9 @@ impl<M: Module> Replicas<M> {
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
         let mut modules = std::mem::take(&mut self.modules);
-        let mut trained = Trained::default();
+        let mut trained = Trained { before: trained_ids(&modules[0]), ..Trained::default() };
         if let Some(owners) = &self.owners {
-            modules = owned_by_first(modules, owners, &mut trained);
+            modules = owned_by_first(modules, owners);
         }
         let mut modules = modules.into_iter();
         let first = tied(step(modules.next().expect("a replica per device")));
@@ -369,8 +369,8 @@ impl<M: Module> Replicas<M> {
     }
 }
 
-/// Has the first replica borrow the parameters that others own, for a step of the optimizer. Notes what is lent.
-fn owned_by_first<M: Module>(modules: Vec<M>, owners: &Owners, trained: &mut Trained) -> Vec<M> {
+/// Has the first replica borrow the parameters that others own, for a step of the optimizer.
+fn owned_by_first<M: Module>(modules: Vec<M>, owners: &Owners) -> Vec<M> {
     let mut lent = Lent::new();
     let mut lending = modules.into_iter().enumerate().map(|(replica, module)| match replica {
         0 => module,
@@ -378,7 +378,6 @@ fn owned_by_first<M: Module>(modules: Vec<M>, owners: &Owners, trained: &mut Tra
     });
     let first = lending.next().expect("a replica per device");
     let others: Vec<M> = lending.collect();
-    trained.lent = lent.keys().copied().collect();
     let first = first.map(&mut Borrow(lent));
     std::iter::once(first).chain(others).collect()
 }

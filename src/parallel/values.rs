@@ -16,17 +16,17 @@ pub(super) struct Value {
     tensor: Option<Box<dyn Any>>,
 }
 
-/// All parameters in order, with the values of those that require gradients or were lent.
+/// All parameters in order, with the values of those that require gradients, or did so before the step.
 #[derive(Default)]
 pub(super) struct Trained {
     pub values: Vec<Value>,
-    pub lent: HashSet<ParamId>,
+    pub before: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Trained {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let requires_grad = param.is_require_grad();
-        let changes = requires_grad || self.lent.contains(&param.id);
+        let changes = requires_grad || self.before.contains(&param.id);
         let tensor = changes.then(|| Box::new(param.base().inner()) as Box<dyn Any>);
         self.values.push(Value { id: param.id, requires_grad, tensor });
     }
