@@ -171,6 +171,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         devices.collect::<Result<Vec<Device>, String>>()
     };
     let devices = of_servers(0)?;
+    let idle: Vec<Option<u64>> = local.iter().map(LocalServer::peak).collect();
     if args.batch_size < devices.len() {
         return Err(format!("{} servers for {} passages in a batch", devices.len(), args.batch_size).into());
     }
@@ -296,6 +297,11 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         human_bytes(sent.values / steps),
         human_bytes(sent.frozen / steps)
     );
+    for (server, idle) in local.iter().zip(&idle) {
+        if let Some((peak, idle)) = server.peak().zip(*idle) {
+            println!("{}: at most {} more than idle", server.address(), human_bytes(peak.saturating_sub(idle)));
+        }
+    }
     if args.compare {
         println!(
             "largest difference to the gradients of one device: {largest_difference:.1e} of the largest"

@@ -55,8 +55,8 @@ pub struct ReplicaEstimate {
 /// frozen sent         0                                                        at most 2 (N - 1) F
 /// ```
 ///
-/// `optimizer` says what the optimizer keeps. Weights of the module that are on their owners already count there; those in files do not
-/// count.
+/// `optimizer` says what the optimizer keeps. Weights of the module that are on their owners already count there. Those in files, and those on
+/// devices that are not among these, do not count.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -70,7 +70,7 @@ pub struct ReplicaEstimate {
 /// let options = ReplicaOptions::new().with_sharded_optimizer();
 /// let needed = estimate_replicas(&model.to_vec(), &devices, &options, OptimizerState::Two)?;
 /// let one = (64 * 64 + 64) * 4;
-/// assert_eq!(needed.devices.map(|device| (device.trained, device.optimizer)), [(2 * one, 2 * one); 2]);
+/// assert!(needed.devices.iter().all(|device| (device.trained, device.optimizer) == (2 * one, 2 * one)));
 /// assert_eq!((needed.sent.gradients, needed.sent.values), (2 * one, 2 * one));
 /// # Ok::<(), burn_memsave::parallel::ParallelError>(())
 /// ```
@@ -107,6 +107,9 @@ pub fn estimate_replicas<M: Module>(
         divided += moved;
         each.iter_mut().for_each(|device| device.budget = frozen.budget);
         let owners = frozen.owners.as_deref().unwrap_or(devices);
+        if owners.is_empty() {
+            return Err(ParallelError::NoDevices);
+        }
         for (bytes, owner) in weights.bytes.iter().zip(divide(&weights.bytes, owners.len())) {
             let position = match frozen.owners {
                 None => Some(owner),
@@ -122,7 +125,7 @@ pub fn estimate_replicas<M: Module>(
     let of_trained: u64 = trained.iter().map(|(_, bytes, _)| bytes).sum();
     for device in &mut each {
         device.trained = of_trained;
-        device.frozen += whole - moved;
+        device.frozen += whole.saturating_sub(moved); // frozen weights with one id may differ
     }
     let owners = options.optimizer.then(|| Owners::of_module(module, count));
     for (id, bytes, state) in trained {

@@ -314,7 +314,7 @@ impl<M: Module> Replicas<M> {
     /// If the [optimizer is divided](ReplicaOptions::with_sharded_optimizer), each trainable parameter of the module that `step` gets is on
     /// the device that owns it, where its gradient is. An optimizer of Burn's or of this library's then keeps its state there. Its record is
     /// whole, and may be read by replicas on another number of devices. An optimizer that computes with several parameters at once, as
-    /// [`Lbfgs`](burn::optim) does, needs them on one device.
+    /// L-BFGS does, needs them on one device.
     ///
     /// # Panics
     ///

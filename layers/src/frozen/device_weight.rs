@@ -1,5 +1,4 @@
 //! [`DeviceWeight`]: a weight that is on one device, from which layers on other devices read it.
-use super::FrozenWeight;
 use super::resident::{DeviceBudget, Resident, like};
 use crate::backend::plain_backends;
 use crate::burn_next::routed;
@@ -130,35 +129,26 @@ impl DeviceWeight {
         }
     }
 
-    fn data(&self) -> TensorData {
+    /// The copies on other devices.
+    pub(super) fn resident(&self) -> Option<&Resident> {
+        self.resident.as_ref()
+    }
+
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn data(&self) -> TensorData {
         match self.shape.num_dims() {
             2 => self.tensor::<2>().into_data(),
             3 => self.tensor::<3>().into_data(),
             4 => self.tensor::<4>().into_data(),
             _ => self.tensor::<5>().into_data(),
         }
-    }
-}
-
-impl FrozenWeight for DeviceWeight {
-    fn shape(&self) -> Shape {
-        self.shape.clone()
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn read(&self) -> TensorData {
-        self.data()
-    }
-
-    fn resident(&self) -> Option<&Resident> {
-        self.resident.as_ref()
-    }
-
-    fn on_device(&self) -> Option<&DeviceWeight> {
-        Some(self)
     }
 }
 

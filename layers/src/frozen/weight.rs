@@ -89,6 +89,28 @@ pub trait FrozenWeight: Debug + Send + Sync {
     }
 }
 
+impl FrozenWeight for DeviceWeight {
+    fn shape(&self) -> Shape {
+        DeviceWeight::shape(self).clone()
+    }
+
+    fn dtype(&self) -> DType {
+        DeviceWeight::dtype(self)
+    }
+
+    fn read(&self) -> TensorData {
+        self.data()
+    }
+
+    fn resident(&self) -> Option<&Resident> {
+        DeviceWeight::resident(self)
+    }
+
+    fn on_device(&self) -> Option<&DeviceWeight> {
+        Some(self)
+    }
+}
+
 /// Consecutive rows of a table, or of the transpose of a matrix, as a weight of their own.
 #[derive(Debug)]
 pub(super) struct RowBlock {
