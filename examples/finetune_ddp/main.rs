@@ -299,7 +299,11 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     );
     for (server, idle) in local.iter().zip(&idle) {
         if let Some((peak, idle)) = server.peak().zip(*idle) {
-            println!("{}: at most {} more than idle", server.address(), human_bytes(peak.saturating_sub(idle)));
+            println!(
+                "{}: at most {} more than idle",
+                server.address(),
+                human_bytes(peak.saturating_sub(idle))
+            );
         }
     }
     if args.compare {

@@ -1,7 +1,7 @@
 //! A compute server on this machine, in a process of its own.
-use std::{env, fs};
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::{env, fs};
 
 /// A server whose process ends when this is dropped.
 pub struct LocalServer {

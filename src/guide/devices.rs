@@ -29,7 +29,8 @@
 //! | `with_sharded_optimizer` | `T` | `T / N` | `S / N` | `F` |
 //! | `with_sharded_frozen` | `T` | as without | as without | `F / N`, the budget, and the weight in use |
 //!
-//! A single large parameter is not cut: by [`divide`](crate::parallel::divide), no device owns more than the mean and the
+//! During the backward pass, beyond the gradients that it owns, a device has those of about one parameter (asserted by
+//! `cargo test --test optim gradients_of_replicas`). A single large parameter is not cut: by [`divide`](crate::parallel::divide), no device owns more than the mean and the
 //! largest parameter together. Small weights and those of one axis are on every device.
 //! [`estimate_replicas`](crate::parallel::estimate_replicas) reports the bytes of each device before anything is moved.
 //!
@@ -46,8 +47,8 @@
 //! | `with_sharded_optimizer` | the same | evenly |
 //! | `with_sharded_frozen` | in addition at most `2 (N - 1) F` | evenly |
 //!
-//! [`Replicas::traffic`](crate::parallel::Replicas::traffic) counts these bytes; `cargo test --test parallel` compares them
-//! with the table. Embeddings send only the rows that are used; a weight whose layer needs no gradient of its input is copied
+//! [`Replicas::traffic`](crate::parallel::Replicas::traffic) counts these bytes; `cargo test --features ndarray --test parallel`
+//! compares them with the table. Embeddings send only the rows that are used; a weight whose layer needs no gradient of its input is copied
 //! once; one that stays within the budget is not copied again. Burn's own layers keep their copy from the forward to the
 //! backward pass. Tied parameters are sent once.
 //!
