@@ -140,7 +140,7 @@ fn ignore_closed_connections() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = panic.payload_as_str().unwrap_or_default();
-        if !message.contains("closing handshake") && !message.contains("Connection reset") {
+        if !message.contains("ResetWithoutClosingHandshake") {
             report(panic);
         }
     }));

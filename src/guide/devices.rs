@@ -58,8 +58,9 @@
 //! Burn's servers work through the operations of a device in order, and send a tensor only when its turn comes. With divided
 //! frozen weights, a device therefore waits in the forward pass until the devices that own weights have run theirs. Give each
 //! server a second device for the weights to avoid this:
-//! [`with_owners`](crate::parallel::FrozenOptions::with_owners). Weights are not sent ahead of their use, because a server
-//! would wait for them in the same order.
+//! [`with_owners`](crate::parallel::FrozenOptions::with_owners). A server keeps what it sends until it is fetched, so the
+//! program waits for a device when more than [`with_read_ahead`](crate::parallel::FrozenOptions::with_read_ahead) bytes are on
+//! their way to it.
 //!
 //! A batch norm in training mode is an error. (`ExecutionStrategy::ddp` allows it: each device then normalizes with the
 //! statistics of its part.) Divided frozen weights cannot be quantized: leave such weights out of the group, and they are on

@@ -7,13 +7,12 @@ use burn::module::{
 };
 use burn::tensor::{DType, Device, Tensor};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
-use burn_memsave_layers::frozen::{DeviceBudget, DeviceWeight, FrozenWeight, LazyWeight, Recorded, unplaced};
+use burn_memsave_layers::frozen::{DeviceWeight, FrozenWeight, LazyWeight, Recorded, Sharing, unplaced};
 use burn_memsave_layers::node::node_id;
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Divides the frozen weights of a module among devices, so that each is on one device, its owner. Returns the module.
 ///
@@ -62,14 +61,14 @@ pub fn shard_frozen<M: Module>(
         return Err(ParallelError::NoDevices);
     }
     let Weights { at, bytes } = Weights::of(&module, options)?;
+    let largest = bytes.iter().copied().max().unwrap_or(0);
     let owner_of =
         divide(&bytes, owners.len()).into_iter().map(|owner| owners[owner].clone().without_autodiff());
     let mut attach = Attach {
         at,
         owner_of: owner_of.collect(),
         made: HashMap::new(),
-        budget: DeviceBudget::new(options.budget),
-        sent: Arc::default(),
+        sharing: Sharing::new(options.budget, options.read_ahead.unwrap_or(2 * largest)),
     };
     Ok(module.apply_reparameterization(&mut attach))
 }
@@ -189,8 +188,7 @@ struct Attach {
     /// By the number of a weight.
     owner_of: Vec<Device>,
     made: HashMap<usize, Arc<DeviceWeight>>,
-    budget: Arc<DeviceBudget>,
-    sent: Arc<AtomicU64>,
+    sharing: Arc<Sharing>,
 }
 
 impl Reparameterizer for &mut Attach {
@@ -212,7 +210,7 @@ impl Reparameterizer for &mut Attach {
                 let Recorded::Value(value) = Recorded::of(&param) else { return (param, None) };
                 let (value, owner) = (value.without_autodiff(), &self.owner_of[number]);
                 let value = if value.device() == *owner { value } else { value.to_device(owner) };
-                let weight = Arc::new(DeviceWeight::new(value, self.budget.clone(), self.sent.clone()));
+                let weight = Arc::new(DeviceWeight::new(value, self.sharing.clone()));
                 self.made.insert(number, weight.clone());
                 weight
             }

@@ -93,14 +93,13 @@ use burn::backend::DispatchDevice;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::frozen::FrozenWeight;
+use burn_memsave_layers::frozen::{FrozenWeight, Sharing};
 use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;
 use frozen::{Unplaced, owned_weights};
 use gradients::{Collected, Sums, sum};
 use owners::{Owners, trained_ids};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use traffic::Sent;
 use values::{Assign, Borrow, Lend, Lent, Trained};
 
@@ -196,13 +195,13 @@ impl<M: Module> Replicas<M> {
 
     /// What was sent from device to device since the replicas were made.
     pub fn traffic(&self) -> Traffic {
-        let mut counters: Vec<_> = vec![];
+        let mut sharing: Vec<&Arc<Sharing>> = vec![];
         for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
-            if !counters.iter().any(|counter| Arc::ptr_eq(counter, weight.sent())) {
-                counters.push(weight.sent().clone());
+            if !sharing.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
+                sharing.push(weight.sharing());
             }
         }
-        let frozen = counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum();
+        let frozen = sharing.iter().map(|sharing| sharing.sent()).sum();
         Traffic { gradients: self.gradients_sent.bytes(), values: self.values_sent.bytes(), frozen }
     }
 

@@ -46,6 +46,7 @@ impl ReplicaOptions {
 #[derive(Clone, Debug)]
 pub struct FrozenOptions {
     pub(super) budget: u64,
+    pub(super) read_ahead: Option<u64>,
     pub(super) min_bytes: u64,
     pub(super) group: ParamGroup,
     pub(super) owners: Option<Vec<Device>>,
@@ -60,13 +61,22 @@ impl Default for FrozenOptions {
 impl FrozenOptions {
     /// All frozen weights of two to five axes and at least 64 KiB are divided, and no copies stay on a device.
     pub fn new() -> Self {
-        Self { budget: 0, min_bytes: 1 << 16, group: ParamGroup::all(), owners: None }
+        Self { budget: 0, read_ahead: None, min_bytes: 1 << 16, group: ParamGroup::all(), owners: None }
     }
 
     /// The most bytes of copies that stay on each device after their use. The weights that are used first stay. If a model does not fit and
     /// is used again and again from the first layer to the last, no other choice finds more weights on the device.
     pub fn with_budget(mut self, bytes: u64) -> Self {
         self.budget = bytes;
+        self
+    }
+
+    /// The most bytes of weights that are on their way to a device of a compute server, or one weight. The default is twice the largest weight.
+    ///
+    /// The program is ahead of the servers, and a server keeps what it sends until it is fetched. So before it sends more, the program waits
+    /// for the device. Then the devices run their forward passes one after the other; with more bytes on their way, at the same time.
+    pub fn with_read_ahead(mut self, bytes: u64) -> Self {
+        self.read_ahead = Some(bytes);
         self
     }
 

@@ -65,7 +65,7 @@ mod source;
 mod unpack;
 mod weight;
 
-pub use device_weight::DeviceWeight;
+pub use device_weight::{DeviceWeight, Sharing};
 pub use lazy::{LazyWeight, unplaced};
 pub(crate) use packed_product::{packed_logits, packed_product};
 pub use packed_rows::PackedRows;
