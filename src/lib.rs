@@ -94,6 +94,7 @@
 pub mod burn_next;
 pub mod checkpoint;
 mod explain;
+mod gradient_steps;
 pub mod guide;
 #[cfg(feature = "system")]
 pub mod lazy;

@@ -19,7 +19,17 @@ const LAYERS: &[&[&str]] = &[
 ];
 /// The floors of `burn-memsave`.
 const TOOLBOX: &[&[&str]] = &[
-    &["burn_next", "lazy_paths", "lora", "parameters", "platform", "strategy", "tensor", "widened"],
+    &[
+        "burn_next",
+        "gradient_steps",
+        "lazy_paths",
+        "lora",
+        "parameters",
+        "platform",
+        "strategy",
+        "tensor",
+        "widened",
+    ],
     &["measure"],
     &["checkpoint", "lazy", "mixed", "peft"],
     &["optim"],

@@ -2,10 +2,12 @@
 //!
 //! Without addresses, it starts two Burn compute servers on this machine. A step sends only the factors of the adapters and their
 //! gradients; the frozen weights are sent once. `--compare` also trains the same model on one device with the whole batch, and fails
-//! if gradients differ.
+//! if gradients differ. `--shard` also divides frozen weights, or gradients and the optimizer's state: then a step also sends the
+//! frozen weights that it uses.
 //!
 //! ```sh
 //! cargo run --release --features remote-server --example finetune_ddp -- --steps 20 --compare
+//! cargo run --release --features remote-server --example finetune_ddp -- --shard frozen,optimizer --local 4 --compare
 //! cargo run --release --features remote-server --example finetune_ddp -- --serve 3000   # on every machine, then on one:
 //! cargo run --release --features remote-server --example finetune_ddp -- --servers ws://first:3000 ws://second:3000
 //! ```
@@ -18,9 +20,12 @@ use burn::remote::RemoteHost;
 use burn::server::{RemoteServer, WebSocketTransport};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_memsave::measure::human_bytes;
-use burn_memsave::parallel::{DeviceFailure, ParallelError, Replicas};
+use burn_memsave::parallel::{
+    DeviceFailure, FrozenOptions, ParallelError, ReplicaOptions, Replicas, estimate_replicas, shard_frozen,
+};
+use burn_memsave::plan::OptimizerState;
 use checkpoint::Checkpoint;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use llama::{LanguageModel, Size, memsave::Llama};
 use server::LocalServer;
@@ -84,6 +89,20 @@ struct Args {
     /// Also trains on one device with whole batches, and compares the gradients.
     #[arg(long)]
     compare: bool,
+    /// What is divided among the servers, besides the batch.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    shard: Vec<Shard>,
+    /// The most MiB of other servers' frozen weights that stay on each server.
+    #[arg(long, default_value_t = 0, value_name = "MIB")]
+    budget: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Shard {
+    /// Each frozen weight is on one server. The others copy it when its layer runs.
+    Frozen,
+    /// Each server sums some of the gradients, and keeps the optimizer's state for them.
+    Optimizer,
 }
 
 const HEADS: usize = 4;
@@ -104,13 +123,27 @@ fn serve(port: u16) -> Result<(), Box<dyn Error>> {
     let interface = if port == 0 { "127.0.0.1" } else { "0.0.0.0" };
     let listener = TcpListener::bind((interface, port))?;
     println!("ws://127.0.0.1:{}", listener.local_addr()?.port());
+    ignore_closed_connections();
     #[cfg(feature = "cuda")]
     let device = Device::cuda(0);
     #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
     let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
     #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
     let device = Device::flex();
-    Ok(RemoteServer::new([device]).serve(WebSocketTransport::from_listener(listener))?)
+    // The second one gives other servers its frozen weights while the first one computes.
+    let devices = [device.clone(), device];
+    Ok(RemoteServer::new(devices).serve(WebSocketTransport::from_listener(listener))?)
+}
+
+/// Burn's server panics in the thread of a connection whose other end has gone, as it does when the run is over. Other panics are reported.
+fn ignore_closed_connections() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload_as_str().unwrap_or_default();
+        if !message.contains("ResetWithoutClosingHandshake") {
+            report(panic);
+        }
+    }));
 }
 
 fn train(args: &Args) -> Result<(), Box<dyn Error>> {
@@ -130,11 +163,15 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
             local.iter().map(|server| server.address().to_string()).collect()
         }
     };
-    let devices = addresses.iter().map(|address| {
-        let device = Device::remote_options(&RemoteHost::websocket(address)).init();
-        device.map(Device::autodiff).map_err(|error| format!("{address}: {error}"))
-    });
-    let devices = devices.collect::<Result<Vec<Device>, String>>()?;
+    let of_servers = |index: usize| {
+        let devices = addresses.iter().map(|address| {
+            let options = Device::remote_options(&RemoteHost::websocket(address)).device_index(index);
+            options.init().map(Device::autodiff).map_err(|error| format!("{address}: {error}"))
+        });
+        devices.collect::<Result<Vec<Device>, String>>()
+    };
+    let devices = of_servers(0)?;
+    let idle: Vec<Option<u64>> = local.iter().map(LocalServer::peak).collect();
     if args.batch_size < devices.len() {
         return Err(format!("{} servers for {} passages in a batch", devices.len(), args.batch_size).into());
     }
@@ -151,7 +188,20 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         length: args.length,
     };
     let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").map_err(|error| format!("{error:?}"))?;
-    let model = Llama::new(&size, &host).apply_lora(Lora::new(args.rank, 16.0).set_param_group(group));
+    let lora = Lora::new(args.rank, 16.0).set_param_group(group);
+    let in_memory = Llama::new(&size, &host);
+    let model = match args.shard.contains(&Shard::Frozen) {
+        false => in_memory.clone().apply_lora(lora.clone()),
+        true => {
+            let options = FrozenOptions::new().with_min_bytes(0).with_budget(args.budget << 20);
+            let options = options.with_owners(of_servers(1)?);
+            shard_frozen(in_memory.clone().freeze(), &devices, &options)?.apply_lora(lora.clone())
+        }
+    };
+    let mut options = ReplicaOptions::new();
+    if args.shard.contains(&Shard::Optimizer) {
+        options = options.with_sharded_optimizer();
+    }
     let mut passages = Passages::new(vocabulary.tokens(FINETUNE), [args.batch_size, args.length], args.seed)?;
 
     let Args { seed, width, blocks, length, rank, batch_size, learning_rate, .. } = *args;
@@ -173,15 +223,24 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         passages.next(&host); // skips those of earlier steps
     }
 
-    let mut one = args.compare.then(|| (model.clone(), optimizer.clone()));
-    let mut replicas = Replicas::new(&model, devices)?;
-    let sent = trainable_bytes(&model);
+    let mut one =
+        args.compare.then(|| (with_adapters_of(in_memory.apply_lora(lora), &model), optimizer.clone()));
     println!(
-        "{} of {} are trained: a step moves {} to or from each server but the first",
-        human_bytes(sent),
-        human_bytes(4 * model.num_params() as u64),
-        human_bytes(2 * sent)
+        "{} of {} are trained",
+        human_bytes(trainable_bytes(&model)),
+        human_bytes(4 * model.num_params() as u64)
     );
+    let needed = estimate_replicas(&model, &devices, &options, OptimizerState::Two)?;
+    for (address, needed) in addresses.iter().zip(&needed.devices) {
+        println!(
+            "{address}: {} trained, {} of gradients, {} of Adam's state",
+            human_bytes(needed.trained),
+            human_bytes(needed.gradients),
+            human_bytes(needed.optimizer)
+        );
+    }
+    let mut replicas = Replicas::with_options(&model, devices, &options)?;
+    drop(model);
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {elapsed}, loss {msg}")?;
     let progress = ProgressBar::new(args.steps as u64).with_style(style).with_position(done as u64);
     let (mut last_loss, mut largest_difference) = (f32::NAN, 0f32);
@@ -231,6 +290,22 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     replicas.sync()?; // before servers on this machine end
     progress.finish_and_clear();
     println!("loss of step {}: {last_loss:.6}", args.steps);
+    let (sent, steps) = (replicas.traffic(), (args.steps - done) as u64);
+    println!(
+        "sent per step: {} of gradients, {} of values, {} of frozen weights",
+        human_bytes(sent.gradients / steps),
+        human_bytes(sent.values / steps),
+        human_bytes(sent.frozen / steps)
+    );
+    for (server, idle) in local.iter().zip(&idle) {
+        if let Some((peak, idle)) = server.peak().zip(*idle) {
+            println!(
+                "{}: at most {} more than idle",
+                server.address(),
+                human_bytes(peak.saturating_sub(idle))
+            );
+        }
+    }
     if args.compare {
         println!(
             "largest difference to the gradients of one device: {largest_difference:.1e} of the largest"
@@ -252,6 +327,12 @@ fn divide((tokens, next): &Batch, devices: &[Device]) -> Vec<(Batch, usize)> {
         ((of(tokens), of(next)), items)
     };
     devices.iter().enumerate().map(part).collect()
+}
+
+/// The model with the adapters of another one.
+fn with_adapters_of<M: Module>(model: M, other: &M) -> M {
+    let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").expect("a regular expression");
+    model.load_record(other.clone().into_record_group(adapters).allow_partial(true))
 }
 
 fn trainable_bytes(model: &impl Module) -> u64 {

@@ -1,7 +1,7 @@
 //! A compute server on this machine, in a process of its own.
-use std::env;
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::{env, fs};
 
 /// A server whose process ends when this is dropped.
 pub struct LocalServer {
@@ -26,6 +26,13 @@ impl LocalServer {
             true => Ok(server),
             false => Err(io::Error::other(format!("a compute server did not start: {:?}", server.address))),
         }
+    }
+
+    /// The most memory that its process had so far, in bytes. `None` where the system does not say.
+    pub fn peak(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
     }
 
     pub fn address(&self) -> &str {

@@ -6,36 +6,92 @@
 //! with [adapters](super::adapters) a step sends little. Devices may also belong to Burn's compute servers:
 //! `Device::remote_options(&host).init()?.autodiff()`.
 //!
-//! Weights are not divided: each device holds all of them, or reads them from files ([offload](super::offload)). Burn's own
-//! `ExecutionStrategy::ddp` also trains one model on several devices, with NCCL, on the CUDA devices of one machine.
+//! Two options divide more than the batch, and work together:
+//!
+//! - [`with_sharded_optimizer`](crate::parallel::ReplicaOptions::with_sharded_optimizer): each trained parameter has an owner.
+//!   Its gradients are sent there during the backward pass, as soon as they are complete, and dropped where they were
+//!   computed. The owner sums them, keeps the state of the optimizer, and sends the new value to the others.
+//! - [`with_sharded_frozen`](crate::parallel::ReplicaOptions::with_sharded_frozen): each frozen weight is on one device. The
+//!   others copy it when its layer runs, in the forward and again in the backward pass, and drop the copy, unless a budget
+//!   has room for it. If the weights get adapters, call [`shard_frozen`](crate::parallel::shard_frozen) before.
+//!
+//! Burn's own `ExecutionStrategy::ddp` also trains one model on several devices, with NCCL, on the CUDA devices of one
+//! machine.
 //!
 //! # What it saves
 //!
-//! Each device holds the activations of its own part only.
+//! Each device holds the activations of its own part only. With `N` devices, `T` bytes of trained parameters, `S` of the
+//! optimizer's state, and `F` of frozen weights that are divided, it also holds:
+//!
+//! | option | trained | gradients after a step | state | frozen |
+//! | --- | --- | --- | --- | --- |
+//! | none | `T` | `T` on the first device | `S` on the first device | `F` |
+//! | `with_sharded_optimizer` | `T` | `T / N` | `S / N` | `F` |
+//! | `with_sharded_frozen` | `T` | as without | as without | `F / N`, the budget, and the weight in use |
+//!
+//! During the backward pass, beyond the gradients that it owns, a device has those of about one parameter (asserted by
+//! `cargo test --test optim gradients_of_replicas`). A single large parameter is not cut: by [`divide`](crate::parallel::divide), no device owns more than the mean and the
+//! largest parameter together. Small weights and those of one axis are on every device.
+//! [`estimate_replicas`](crate::parallel::estimate_replicas) reports the bytes of each device before anything is moved.
+//!
 //! `cargo run --release --features remote-server --example finetune_ddp -- --compare` starts two servers on this machine,
 //! fine-tunes a language model with LoRA on them, and compares every gradient with that of one device. The largest difference
-//! in 20 steps was 1.6e-6 of the largest gradient (two cores). This run does not measure memory, because servers do not report
-//! theirs.
+//! in 20 steps was 1.6e-6 of the largest gradient (two cores). `--shard frozen,optimizer` divides both. This run does not
+//! measure memory, because servers do not report theirs.
 //!
 //! # What it costs
 //!
-//! In each step, every other device sends the gradients of trainable parameters to the first one, and receives their new
-//! values. Tied parameters are sent once. A batch norm in training mode is an error. (`ExecutionStrategy::ddp` allows it: each
-//! device then normalizes with the statistics of its part.)
+//! | option | sent in a step, in all | by whom |
+//! | --- | --- | --- |
+//! | none | gradients `(N - 1) T`, values `(N - 1) T` | all by or to the first device |
+//! | `with_sharded_optimizer` | the same | evenly |
+//! | `with_sharded_frozen` | in addition at most `2 (N - 1) F` | evenly |
+//!
+//! [`Replicas::traffic`](crate::parallel::Replicas::traffic) counts these bytes; `cargo test --features ndarray --test parallel`
+//! compares them with the table. Embeddings send only the rows that are used; a weight whose layer needs no gradient of its input is copied
+//! once; one that stays within the budget is not copied again. Burn's own layers keep their copy from the forward to the
+//! backward pass. Tied parameters are sent once.
+//!
+//! With a divided optimizer, all forward passes run before the backward passes. So if several replicas are on one device, the
+//! graphs of all of them exist at once.
+//!
+//! Burn's servers work through the operations of a device in order, and send a tensor only when its turn comes. With divided
+//! frozen weights, a device therefore waits in the forward pass until the devices that own weights have run theirs. Give each
+//! server a second device for the weights to avoid this:
+//! [`with_owners`](crate::parallel::FrozenOptions::with_owners). A server keeps what it sends until it is fetched, so the
+//! program waits for a device when more than [`with_read_ahead`](crate::parallel::FrozenOptions::with_read_ahead) bytes are on
+//! their way to it.
+//!
+//! A batch norm in training mode is an error. (`ExecutionStrategy::ddp` allows it: each device then normalizes with the
+//! statistics of its part.) Divided frozen weights cannot be quantized: leave such weights out of the group, and they are on
+//! every device. Adapters that are attached already are an error, too.
+//!
+//! If a device fails or a server is gone, [`sync`](crate::parallel::Replicas::sync) names it. Call it before an update:
+//! then nothing has changed. After a failure in an update, some replicas have new values and others do not. Make new
+//! replicas from the last checkpoint, with more or fewer devices: records of the optimizer are whole.
+//!
+//! # What is not divided
+//!
+//! Trained parameters are whole on every device (there is no ZeRO-3). Burn 0.22.1 gives a parameter no way to let go of its
+//! value and to get it back: `Param` owns it (`LazyInitState::value` in burn-core, `module/param/base.rs`), and what requires
+//! a gradient is a tensor with its data (`AutodiffTensor::primitive` in burn-autodiff, `tensor.rs`). A frozen weight can be
+//! read when it is used because it needs neither.
 //!
 //! # When to use it
 //!
 //! Use it if you have more than one device. If memory is short on a single device, first process the batch in parts, one after
-//! the other: see [batch size](super::batch_size).
+//! the other: see [batch size](super::batch_size). Divide the optimizer if many parameters are trained: it sends no more than
+//! without. Divide frozen weights if they do not fit on each device, and the connection is fast.
 //!
 //! # Example
 //!
 //! ```
 //! use burn::module::Module;
-//! use burn::optim::SgdConfig;
+//! use burn::optim::{AdamConfig, SgdConfig};
 //! use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 //! use burn_memsave::nn::LinearConfig;
-//! use burn_memsave::parallel::Replicas;
+//! use burn_memsave::optim::clip_grad_norm;
+//! use burn_memsave::parallel::{ReplicaOptions, Replicas};
 //!
 //! let device = Device::flex().autodiff();
 //! let model = LinearConfig::new(8, 4).init(&device);
@@ -53,9 +109,21 @@
 //! let mut optimizer = SgdConfig::new().init();
 //! replicas.update(|model| optimizer.step(0.1, model, gradients));
 //! replicas.sync()?; // reports a failed device or a lost server
+//!
+//! // Each device has its part of the gradients and of Adam's state.
+//! let devices = [device.clone(), device.clone()];
+//! let options = ReplicaOptions::new().with_sharded_optimizer();
+//! let mut replicas = Replicas::with_options(replicas.module(), devices, &options)?;
+//! let mut optimizer = AdamConfig::new().init();
+//! let parts = [(x.clone().slice(0..3), 3), (x.slice(3..5), 2)];
+//! let (_, gradients) = replicas.backward(parts, loss)?; // each on the device that owns it
+//! let (gradients, _norm) = clip_grad_norm(replicas.module(), gradients, 1.0);
+//! replicas.update(|model| optimizer.step(1e-3, model, gradients));
+//! replicas.sync()?;
 //! # Ok::<(), burn_memsave::parallel::ParallelError>(())
 //! ```
 //!
 //! # In PyTorch
 //!
-//! `torch.nn.parallel.DistributedDataParallel`. There is nothing like `FullyShardedDataParallel` here.
+//! `torch.nn.parallel.DistributedDataParallel`; with a divided optimizer, ZeRO-2 of DeepSpeed or `SHARD_GRAD_OP` of
+//! `FullyShardedDataParallel`. Frozen weights can be divided as by `FULL_SHARD`; trained ones cannot.

@@ -22,6 +22,7 @@
 //! | 8-bit optimizers; updates in the backward pass | three quarters of the state; all gradients but one | no accumulation | [optimizers] |
 //! | weights and activations in files or on the host | the offloaded bytes | time to move them | [offload] |
 //! | a batch on several devices or machines | the activations of the other parts | gradients are sent | [devices] |
+//! | optimizer and frozen weights divided among devices | the parts of the others | frozen weights are sent when used | [devices] |
 //! | distillation from a teacher that stays in its file | the teacher's weights, all logits | the teacher's forward pass | [distillation] |
 //! | a merged model whose weights are read as it runs | weights beyond a budget | precision, if weights are rounded | [deployment] |
 //! | a Hugging Face model that is larger than memory | weights beyond a budget | time to read them | [hugging_face] |

@@ -1,21 +1,21 @@
 //! [`step_in_backward`]: updates each parameter in the backward pass, as soon as its gradient is complete.
 //!
-//! [`Enter`] puts a step of the graph on top of every parameter, [`Leave`] moves the parameters from the module into the graph, so that
-//! they can change in place, and [`Return`] puts the new ones back. `layers/src/graph/update.rs` finds out when a gradient is complete.
+//! `gradient_steps` moves the parameters from the module into the graph, so that they can change in place, and gives each gradient to a
+//! [`Step`] as soon as it is complete. [`Return`] puts the new parameters back.
 use super::{InBackwardError, StepRefused};
+use crate::gradient_steps::{Enter, OnGradient, Restore, leave, taken};
 use crate::mixed::watch_scaling;
 use crate::parameters::untied;
-use crate::strategy::{token, with_strategy};
-use burn::backend::Dispatch;
+use crate::strategy::with_strategy;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::graph::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates};
+use burn_memsave_layers::graph::{GRADIENT, PARAMETER, Slots, Updates};
 use burn_memsave_layers::node::node_id;
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::any::Any;
-use std::collections::{HashMap, HashSet, hash_map::Entry};
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -87,37 +87,18 @@ pub fn step_in_backward<M: Module>(
         return Err(StepRefused { module, error });
     }
     let updates = Updates::default();
-    let mut enter = Enter { updates: updates.clone(), places: HashMap::new() };
+    let mut enter = Enter::new(updates.clone(), 0);
     let module = module.map(&mut enter);
-    let places = enter.places;
 
     let (loss, is_scaled) = watch_scaling(|| loss(&module));
     if let Some(error) = refusal(&loss, is_scaled) {
-        return Err(StepRefused { module: module.map(&mut Restore { places }), error });
+        return Err(StepRefused { module: module.map(&mut Restore { places: enter.places }), error });
     }
-    let entered: HashSet<ParamId> = places.into_keys().collect();
     let value = loss.clone().inner();
-    let device = loss.device();
-    let watched = Dispatch::memsave_update_watch(
-        loss.into_dispatch(),
-        token(&device).require_grad().into_dispatch(),
-        updates.clone(),
-    );
-
     let borrowed = Borrowed::new(optimizer);
     let step =
         Arc::new(Step { optimizer: borrowed.shared.clone(), lr: lr.into(), changed: Mutex::default() });
-    let mut leave = Leave {
-        path: VisitPath::default(),
-        entered,
-        left: HashMap::new(),
-        loss: Some(Tensor::from_dispatch(watched)),
-        updates: updates.clone(),
-        step: step.clone(),
-    };
-    let module = module.map(&mut leave);
-    let loss = leave.loss.take().expect("put back by every parameter");
-    drop(leave);
+    let (module, loss) = leave(module, enter, loss, step.clone());
     drop(updates.during(|| loss.backward()));
     drop(borrowed);
     let changed = mem::take(&mut *lock(&step.changed));
@@ -182,53 +163,6 @@ impl ModuleVisitor for Check {
     }
 }
 
-/// Puts a step that waits for the gradient on top of every parameter that requires one.
-struct Enter {
-    updates: Updates,
-    places: Places,
-}
-
-/// By parameter a `[Tensor<D>; 2]`: the parameter, and the tensor that the module has in its place.
-type Places = HashMap<ParamId, Box<dyn Any>>;
-
-impl ModuleMapper for Enter {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // A lazy weight is offered a second time, for an adapter.
-        if !param.is_require_grad() {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        let number = self.places.len();
-        let place = self.places.entry(id).or_insert_with(|| {
-            let dispatch = value.clone().into_dispatch();
-            let entered = Dispatch::memsave_update_enter(dispatch, self.updates.clone(), number);
-            Box::new([value, Tensor::<D>::from_dispatch(entered)])
-        });
-        let [_, entered] = of_rank::<D>(&**place);
-        Param::from_mapped_value(id, entered.clone(), mapper)
-    }
-}
-
-fn of_rank<const D: usize>(place: &dyn Any) -> &[Tensor<D>; 2] {
-    place.downcast_ref().expect("parameters with one id have one rank")
-}
-
-/// Undoes [`Enter`].
-struct Restore {
-    places: Places,
-}
-
-impl ModuleMapper for Restore {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // A frozen parameter with the same id did not enter.
-        let place = self.places.get(&param.id).filter(|_| param.base().is_tracked());
-        let Some(place) = place else { return param };
-        let [before, _] = of_rank::<D>(&**place);
-        let (id, _, mapper) = param.consume();
-        Param::from_mapped_value(id, before.clone(), mapper)
-    }
-}
-
 /// What an update needs.
 struct Step {
     optimizer: Arc<Mutex<Option<ModuleOptimizer>>>,
@@ -240,20 +174,15 @@ struct Step {
 /// New values by parameter.
 type Changed = HashMap<ParamId, (Box<dyn Any + Send>, Device)>;
 
-impl Step {
+impl OnGradient for Step {
     /// Updates one parameter. The optimizer sees it at its path in the module.
-    fn update<const D: usize>(&self, path: VisitPath, id: ParamId, device: &Device, slots: &Slots) {
-        let like = Tensor::<1>::zeros([1], &device.clone().without_autodiff());
-        let take = |slot: usize| {
-            let like = like.clone().into_dispatch();
-            Tensor::<D>::from_dispatch(Dispatch::memsave_segment_take(like, slots.clone(), slot))
-        };
-        let value = take(PARAMETER);
+    fn complete<const D: usize>(&self, path: VisitPath, id: ParamId, device: &Device, slots: &Slots) {
+        let value = taken::<D>(slots, PARAMETER, device);
         let value = match slots.has(GRADIENT) {
             false => value, // it was not used
             true => {
                 let mut gradients = GradientsParams::new();
-                gradients.register(id, take(GRADIENT));
+                gradients.register(id, taken::<D>(slots, GRADIENT, device));
                 let at = At { path, param: Param::initialized(id, with_strategy(value, device)) };
                 let mut optimizer = lock(&self.optimizer);
                 let optimizer = optimizer.as_mut().expect("borrowed for the whole backward pass");
@@ -261,41 +190,6 @@ impl Step {
             }
         };
         lock(&self.changed).insert(id, (Box::new(value), device.clone()));
-    }
-}
-
-/// Takes the parameters out of the module, so that only the graph holds them.
-struct Leave {
-    path: VisitPath,
-    entered: HashSet<ParamId>,
-    /// The parameters that were taken, with their numbers.
-    left: HashMap<ParamId, usize>,
-    loss: Option<Tensor<1>>,
-    updates: Updates,
-    step: Arc<Step>,
-}
-
-impl ModuleMapper for Leave {
-    follow_path!();
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // A frozen parameter with the same id did not enter.
-        if !self.entered.contains(&param.id) || !param.base().is_tracked() {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        let device = value.device();
-        let plain = device.clone().without_autodiff();
-        let number = self.left.len();
-        if let Entry::Vacant(place) = self.left.entry(id) {
-            place.insert(number);
-            let (step, path) = (self.step.clone(), self.path.clone());
-            let update = UpdateOnce::new(move |slots| step.update::<D>(path, id, &device, &slots));
-            let loss = self.loss.take().expect("put back by the parameter before").into_dispatch();
-            let value = value.into_dispatch();
-            let loss = Dispatch::memsave_update_enroll(loss, value, self.updates.clone(), number, update);
-            self.loss = Some(Tensor::from_dispatch(loss));
-        }
-        Param::from_mapped_value(id, Tensor::zeros([1; D], &plain), mapper)
     }
 }
 

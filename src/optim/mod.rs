@@ -6,7 +6,9 @@
 //! | [`Muon8bit`] | 1.02 bytes of state per element, where Burn's Muon takes 4 |
 //! | [`step_in_backward`] | with any optimizer, one gradient at a time, where a backward pass otherwise leaves all of them |
 //!
-//! Both implement [Burn's `Optimizer`](burn::optim::Optimizer), so its records, groups of parameters and learning rates work with them.
+//! [`clip_grad_norm`] clips gradients by the norm of all of them together, on one device or several.
+//!
+//! Both optimizers implement [Burn's `Optimizer`](burn::optim::Optimizer), so its records, groups of parameters and learning rates work with them.
 //! Weights in half precision are rounded stochastically, so that small changes are not lost and no copy in f32 is needed.
 //!
 //! ```
@@ -32,6 +34,7 @@
 //! 32-bit word. Muon makes such a pass before and after its Newton-Schulz iteration. On remote devices both are composed of Burn's
 //! operations.
 mod adamw;
+mod clip;
 mod codes;
 mod error;
 mod in_backward;
@@ -39,6 +42,7 @@ mod muon;
 mod rounding;
 
 pub use adamw::{AdamW8bit, AdamW8bitConfig, AdamW8bitState};
+pub use clip::clip_grad_norm;
 pub use error::{InBackwardError, StepRefused};
 pub use in_backward::step_in_backward;
 pub use muon::{Muon8bit, Muon8bitConfig, Muon8bitState};

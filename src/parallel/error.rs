@@ -1,4 +1,5 @@
 //! [`ParallelError`]: why a module cannot have replicas, and which devices failed.
+use crate::optim::InBackwardError;
 use crate::plan::PartsError;
 use burn::tensor::{Device, ExecutionError};
 use std::fmt;
@@ -29,6 +30,30 @@ pub enum ParallelError {
         /// The position of the device.
         index: usize,
     },
+    /// A frozen weight has an adapter or another reparameterization already, so it cannot become one that is on another device.
+    #[error(
+        "{path} has an adapter already: divide the frozen weights first, with `parallel::shard_frozen`, and attach adapters afterwards"
+    )]
+    Adapted {
+        /// Path of the weight in the module.
+        path: String,
+    },
+    /// A frozen weight is quantized, and Burn's quantized tensors cannot be read from another device when a layer runs.
+    #[error(
+        "{path} is quantized, and can only be on every device: leave it out of the group of `FrozenOptions::with_group`"
+    )]
+    Quantized {
+        /// Path of the weight in the module.
+        path: String,
+    },
+    /// The loss of a part gives no gradients that could be sent in the backward pass.
+    #[error("the loss of part {part}: {error}")]
+    Loss {
+        /// The position of the part.
+        part: usize,
+        /// What is wrong with it.
+        error: InBackwardError,
+    },
     /// A batch was cut into more parts than there are replicas, or into none.
     #[error("a batch of {parts} parts for {replicas} replicas")]
     PartCount {
@@ -49,7 +74,7 @@ pub enum ParallelError {
 /// What is wrong with a device.
 #[derive(Debug)]
 pub struct DeviceFailure {
-    /// Its position among the devices.
+    /// Its position among the devices. Devices that only own frozen weights come after those of the replicas.
     pub index: usize,
     /// The device.
     pub device: Device,

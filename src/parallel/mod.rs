@@ -27,6 +27,28 @@
 //! Frozen parameters are sent once, when the replicas are made. Remote devices send to one another; nothing passes through the program that
 //! drives them.
 //!
+//! # What else can be divided
+//!
+//! [`ReplicaOptions`] divides gradients and the state of the optimizer (ZeRO-2), and frozen weights. [`estimate_replicas`] says what that
+//! saves and sends, and [the guide](crate::guide::devices) has the table. The step is the same:
+//!
+//! ```
+//! # use burn::tensor::{Device, Tensor};
+//! # use burn::optim::AdamConfig;
+//! # use burn_memsave::nn::LinearConfig;
+//! use burn_memsave::parallel::{ReplicaOptions, Replicas};
+//!
+//! # let device = Device::flex().autodiff();
+//! # let (model, devices) = (LinearConfig::new(8, 4).init(&device), [device.clone(), device.clone()]);
+//! let mut replicas = Replicas::with_options(&model, devices, &ReplicaOptions::new().with_sharded_optimizer())?;
+//! let mut optimizer = AdamConfig::new().init(); // one for all: each state is on the device of its gradient
+//! # let x = Tensor::<2>::ones([3, 8], &device);
+//! # let parts = [(x.clone().slice(0..2), 2), (x.slice(2..3), 1)];
+//! let (_, gradients) = replicas.backward(parts, |model, x| model.forward(x).powf_scalar(2.0).mean())?;
+//! replicas.update(|model| optimizer.step(0.1, model, gradients));
+//! # Ok::<(), burn_memsave::parallel::ParallelError>(())
+//! ```
+//!
 //! To run several steps in one thread pool on a CPU, see [`apart`].
 //!
 //! # Beside `ExecutionStrategy::ddp`
@@ -42,32 +64,59 @@
 //! every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to every device in every
 //! step.
 mod apart;
+mod divide;
 mod error;
+mod estimate;
+mod frozen;
+mod gradients;
+mod options;
+mod owners;
+mod traffic;
+mod values;
 
 pub use apart::apart;
+pub use divide::divide;
 pub use error::{DeviceFailure, ParallelError};
+pub use estimate::{DeviceEstimate, ReplicaEstimate, estimate_replicas};
+pub use frozen::shard_frozen;
+pub use options::{FrozenOptions, ReplicaOptions};
+pub use traffic::Traffic;
 
+use crate::gradient_steps::{Enter, leave};
 use crate::lazy_paths::lazy_paths;
-use crate::parameters::{EachOnce, each_once, tied};
+use crate::optim::InBackwardError;
+use crate::parameters::{each_once, tied};
 use crate::plan::{PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
-use crate::strategy::{WithStrategy, with_strategy};
-use crate::widened::widened;
+use crate::strategy::WithStrategy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use std::any::Any;
-use std::collections::HashSet;
-use std::iter::Peekable;
+use burn_memsave_layers::frozen::{FrozenWeight, Sharing};
+use burn_memsave_layers::graph::Updates;
+use burn_memsave_layers::visit::VisitPath;
+use frozen::{Unplaced, owned_weights};
+use gradients::{Collected, Sums, sum};
+use owners::{Owners, trained_ids};
+use std::sync::Arc;
+use traffic::Sent;
+use values::{Assign, Borrow, Lend, Lent, Trained};
 
 /// One module on several devices, with the same parameters on each.
 ///
-/// The optimizer runs on the first device alone, so its state exists once.
+/// The optimizer runs on the first device alone, so its state exists once. With
+/// [`with_sharded_optimizer`](ReplicaOptions::with_sharded_optimizer), it runs for each parameter on the device that owns it.
 #[derive(Debug)]
 pub struct Replicas<M> {
     devices: Vec<Device>,
     modules: Vec<M>,
+    /// The owners of trained parameters, if gradients and the state of the optimizer are divided.
+    owners: Option<Owners>,
+    /// Frozen weights that are on one device each.
+    frozen: Vec<Arc<dyn FrozenWeight>>,
+    gradients_sent: Sent,
+    values_sent: Sent,
 }
 
 impl<M: Module> Replicas<M> {
@@ -79,8 +128,22 @@ impl<M: Module> Replicas<M> {
     /// - If the module has a batch norm, or another part with running statistics, in training mode: a replica would normalize with the
     ///   statistics of its part, and Burn's running statistics are shared between the clones of a module.
     /// - If a parameter that requires gradients is in two places of the module with different values.
-    /// - If the module has lazy weights and a device is not the module's own, unless both are CUDA or WebGPU devices.
+    /// - If the module has lazy weights in files and a device is not the module's own, unless both are CUDA or WebGPU devices, or the module
+    ///   also has weights that are [on other devices](shard_frozen): then this program reads the files, and sends the weights.
     pub fn new(module: &M, devices: impl IntoIterator<Item = Device>) -> Result<Self, ParallelError> {
+        Self::with_options(module, devices, &ReplicaOptions::new())
+    }
+
+    /// Copies a module to each device, or divides it among them, as the options say.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new) and [`shard_frozen`].
+    pub fn with_options(
+        module: &M,
+        devices: impl IntoIterator<Item = Device>,
+        options: &ReplicaOptions,
+    ) -> Result<Self, ParallelError> {
         let devices: Vec<Device> = devices.into_iter().collect();
         if devices.is_empty() {
             return Err(ParallelError::NoDevices);
@@ -89,21 +152,38 @@ impl<M: Module> Replicas<M> {
             return Err(ParallelError::NotAutodiff { index });
         }
         may_be_taken_in_parts(module)?;
-        if let Some(path) = lazy_paths(module).into_iter().next() {
-            let from = module.devices();
-            let far = |to: &Device| from.iter().any(|from| !stays_lazy(from, to));
-            if let Some(index) = devices.iter().position(far) {
-                return Err(ParallelError::Lazy { path, index });
-            }
+        match &options.frozen {
+            None => Self::copied(module, devices, options),
+            Some(frozen) => Self::copied(&shard_frozen(module.clone(), &devices, frozen)?, devices, options),
         }
-        // Through `valid`, since a clone shares running statistics.
-        let replica =
-            |device: &Device| tied(module.valid().train().fork(device).map(&mut WithStrategy { device }));
-        let modules = devices.iter().map(replica).collect();
-        Ok(Self { devices, modules })
     }
 
-    /// The devices of the replicas. The optimizer runs on the first.
+    /// Copies a module, in which everything is divided that is to be, to each device.
+    fn copied(module: &M, devices: Vec<Device>, options: &ReplicaOptions) -> Result<Self, ParallelError> {
+        let (lazy, from) = (lazy_paths(module), module.devices());
+        let far = |to: &Device| !lazy.is_empty() && from.iter().any(|from| !stays_lazy(from, to));
+        let frozen = owned_weights(module, &lazy);
+        if let (Some(path), true) = (lazy.first(), frozen.is_empty())
+            && let Some(index) = devices.iter().position(far)
+        {
+            return Err(ParallelError::Lazy { path: path.clone(), index });
+        }
+        let replica = |device: &Device| {
+            // Through `valid`, since a clone shares running statistics.
+            let module = module.valid().train();
+            let module = match far(device) {
+                true => module.map(&mut Unplaced { path: VisitPath::default(), lazy: &lazy }),
+                false => module,
+            };
+            tied(module.fork(device).map(&mut WithStrategy { device }))
+        };
+        let modules = devices.iter().map(replica).collect();
+        let owners = options.optimizer.then(|| Owners::of_module(module, devices.len()));
+        let (gradients_sent, values_sent) = Default::default();
+        Ok(Self { devices, modules, owners, frozen, gradients_sent, values_sent })
+    }
+
+    /// The devices of the replicas. The optimizer runs on the first, unless its state is divided.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -113,8 +193,21 @@ impl<M: Module> Replicas<M> {
         &self.modules[0]
     }
 
-    /// Computes the mean loss of a batch and its gradients, both on the first device. Up to rounding, they are what one device computes
-    /// from the whole batch.
+    /// What was sent from device to device since the replicas were made.
+    pub fn traffic(&self) -> Traffic {
+        let mut sharing: Vec<&Arc<Sharing>> = vec![];
+        for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
+            if !sharing.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
+                sharing.push(weight.sharing());
+            }
+        }
+        let frozen = sharing.iter().map(|sharing| sharing.sent()).sum();
+        Traffic { gradients: self.gradients_sent.bytes(), values: self.values_sent.bytes(), frozen }
+    }
+
+    /// Computes the mean loss of a batch and its gradients. Up to rounding, they are what one device computes from the whole batch. The loss
+    /// is on the first device. So are the gradients, or, if the [optimizer is divided](ReplicaOptions::with_sharded_optimizer), each is on
+    /// the device that owns its parameter.
     ///
     /// `parts` has one part of the batch per replica, in the order of [`devices`](Self::devices), with its [weight](PartWeight): the number
     /// of items, or of tokens, over which `loss` takes the mean, or the sum of class weights. There may be fewer parts than replicas. A
@@ -123,7 +216,7 @@ impl<M: Module> Replicas<M> {
     /// # Errors
     ///
     /// Returns an error if there are no parts, more parts than replicas, or no items in the parts, or if a weight is negative or not
-    /// finite.
+    /// finite. If the optimizer is divided, also if the loss of a part is not one number, or requires no gradient.
     pub fn backward<T, W: PartWeight>(
         &self,
         parts: impl IntoIterator<Item = (T, W)>,
@@ -138,42 +231,114 @@ impl<M: Module> Replicas<M> {
         if total == 0.0 {
             return Err(PartsError::NoItems.into());
         }
+        // The mean loss of no items is NaN.
+        let parts = parts.into_iter().enumerate().filter(|(_, (_, weight))| *weight > 0.0);
+        let parts: Vec<_> = parts.map(|(index, (part, weight))| (index, part, weight / total)).collect();
+        match &self.owners {
+            None => Ok(self.backward_to_first(parts, loss)),
+            Some(owners) => self.backward_to_owners(owners, parts, loss),
+        }
+    }
+
+    /// The loss, and the gradients on the first device. `parts`: the replica of each part, and its share of the loss.
+    fn backward_to_first<T>(
+        &self,
+        parts: Vec<(usize, T, f64)>,
+        loss: impl Fn(&M, T) -> Tensor<1>,
+    ) -> (Tensor<1>, GradientsParams) {
         // Every device gets all of its work before anything is moved.
-        let (losses, gradients): (Vec<_>, Vec<_>) = self
-            .modules
-            .iter()
-            .zip(parts)
-            .filter(|(_, (_, weight))| *weight > 0.0) // the mean loss of no items is NaN
-            .map(|(module, (part, weight))| {
-                let loss = loss(module, part).mul_scalar(weight / total);
+        let (losses, parts): (Vec<_>, Vec<_>) = parts
+            .into_iter()
+            .map(|(index, part, share)| {
+                let module = &self.modules[index];
+                let loss = loss(module, part).mul_scalar(share);
                 let gradients = GradientsParams::from_grads(loss.backward(), module);
                 (loss.inner(), gradients)
             })
             .unzip();
+        let loss = self.sum_of_losses(losses);
         let device = self.devices[0].clone().without_autodiff();
-        let loss = sum(losses, &device).expect("at least one part");
-        let mut sums = Sums { parts: gradients, device, sums: GradientsParams::new() };
+        let mut sums = Sums { parts, device, sent: &self.gradients_sent, sums: GradientsParams::new() };
         each_once(self.module(), &mut sums);
-        Ok((loss, sums.sums))
+        (loss, sums.sums)
+    }
+
+    /// The loss, and the gradients on the devices that own them, to which they are sent as soon as they are complete.
+    ///
+    /// One backward pass runs through the graphs of all replicas, since Burn runs the steps of a graph by their depth: so all replicas give
+    /// the gradient of a parameter at about the same time, and no device waits long for another one.
+    fn backward_to_owners<T>(
+        &self,
+        owners: &Owners,
+        parts: Vec<(usize, T, f64)>,
+        loss: impl Fn(&M, T) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
+        let (updates, mut entered) = (Updates::default(), 0);
+        let collected =
+            Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone());
+        let (mut losses, mut whole) = (vec![], None::<Tensor<1>>);
+        for (index, part, share) in parts {
+            let mut enter = Enter::new(updates.clone(), entered);
+            let module = self.modules[index].clone().map(&mut enter);
+            entered += enter.places.len();
+            let loss = loss(&module, part).mul_scalar(share);
+            if let Some(error) = refusal(&loss) {
+                return Err(ParallelError::Loss { part: index, error });
+            }
+            losses.push(loss.clone().inner());
+            let (_, loss) = leave(module, enter, loss, collected.of_replica(index));
+            whole = Some(match whole {
+                None => loss,
+                Some(sum) if sum.device() == loss.device() => sum + loss,
+                Some(sum) => {
+                    let device = sum.device();
+                    sum + loss.to_device(&device)
+                }
+            });
+        }
+        let whole = whole.expect("at least one part");
+        drop(updates.during(|| whole.backward()));
+        Ok((self.sum_of_losses(losses), collected.sums()))
+    }
+
+    fn sum_of_losses(&self, losses: Vec<Tensor<1>>) -> Tensor<1> {
+        let device = self.devices[0].clone().without_autodiff();
+        sum(losses, &device, &Sent::default()).expect("at least one part")
     }
 
     /// Replaces the replica on the first device, usually by what an optimizer makes of it, and copies its trainable parameters to the other
     /// replicas. Tied parameters, which are in several places of the module, stay tied: Burn's optimizers change only the first place,
     /// whose value all places get.
     ///
+    /// If the [optimizer is divided](ReplicaOptions::with_sharded_optimizer), each trainable parameter of the module that `step` gets is on
+    /// the device that owns it, where its gradient is. An optimizer of Burn's or of this library's then keeps its state there. Its record is
+    /// whole, and may be read by replicas on another number of devices. An optimizer that computes with several parameters at once, as
+    /// L-BFGS does, needs them on one device.
+    ///
     /// # Panics
     ///
     /// Panics if `step` returns a module with other parameters. If `step` itself panics, all replicas are lost.
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
-        let mut modules = std::mem::take(&mut self.modules).into_iter();
+        let mut modules = std::mem::take(&mut self.modules);
+        let mut trained = Trained { before: trained_ids(&modules[0]), ..Trained::default() };
+        if let Some(owners) = &self.owners {
+            modules = owned_by_first(modules, owners);
+        }
+        let mut modules = modules.into_iter();
         let first = tied(step(modules.next().expect("a replica per device")));
-        let mut trained = Trained::default();
         first.visit(&mut trained);
-        let others = modules.zip(&self.devices[1..]).map(|(module, device)| {
-            let values = trained.values.iter().peekable();
-            tied(module.map(&mut Assign { values, given: HashSet::new(), device }))
-        });
+        // What is divided is not on the first device yet.
+        let is_first_complete = self.owners.is_none();
+        let sent = &self.values_sent;
+        let assigned = |(module, device): (M, &Device)| {
+            tied(module.map(&mut Assign::new(&trained.values, device, sent)))
+        };
+        let others: Vec<M> = modules.zip(&self.devices[1..]).map(assigned).collect();
+        let first = if is_first_complete { first } else { assigned((first, &self.devices[0])) };
+        if self.owners.is_some() {
+            self.owners = Some(Owners::of_module(&first, self.devices.len()));
+        }
         self.modules = std::iter::once(first).chain(others).collect();
     }
 
@@ -183,17 +348,45 @@ impl<M: Module> Replicas<M> {
     ///
     /// Returns the devices that failed, or whose server is gone.
     pub fn sync(&self) -> Result<(), ParallelError> {
-        let failure = |(index, device): (usize, &Device)| {
+        let mut devices: Vec<&Device> = self.devices.iter().collect();
+        for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
+            if !devices.contains(&weight.device()) {
+                devices.push(weight.device());
+            }
+        }
+        let failure = |(index, device): (usize, &&Device)| {
             let error = device.sync().err()?;
-            Some(DeviceFailure { index, device: device.clone(), error })
+            Some(DeviceFailure { index, device: (*device).clone(), error })
         };
-        let failed: Vec<_> = self.devices.iter().enumerate().filter_map(failure).collect();
+        let failed: Vec<_> = devices.iter().enumerate().filter_map(failure).collect();
         if failed.is_empty() { Ok(()) } else { Err(ParallelError::Devices { failed }) }
     }
 
     /// The replica on the first device.
     pub fn into_module(mut self) -> M {
         self.modules.swap_remove(0)
+    }
+}
+
+/// Has the first replica borrow the parameters that others own, for a step of the optimizer.
+fn owned_by_first<M: Module>(modules: Vec<M>, owners: &Owners) -> Vec<M> {
+    let mut lent = Lent::new();
+    let mut lending = modules.into_iter().enumerate().map(|(replica, module)| match replica {
+        0 => module,
+        _ => module.map(&mut Lend { owners, replica, lent: &mut lent }),
+    });
+    let first = lending.next().expect("a replica per device");
+    let others: Vec<M> = lending.collect();
+    let first = first.map(&mut Borrow(lent));
+    std::iter::once(first).chain(others).collect()
+}
+
+/// Why the gradients of a loss cannot be sent in the backward pass.
+fn refusal(loss: &Tensor<1>) -> Option<InBackwardError> {
+    match (loss.shape().num_elements(), loss.is_tracked()) {
+        (1, true) => None,
+        (1, false) => Some(InBackwardError::Untracked),
+        (elements, _) => Some(InBackwardError::NoScalar { elements }),
     }
 }
 
@@ -205,76 +398,4 @@ fn stays_lazy(from: &Device, to: &Device) -> bool {
         return true;
     }
     from == to
-}
-
-/// The sum of tensors on any devices, in f32 at least and rounded once; `None` of none.
-fn sum<const D: usize>(parts: Vec<Tensor<D>>, device: &Device) -> Option<Tensor<D>> {
-    let dtype = parts.first()?.dtype();
-    let is_one = parts.len() == 1;
-    let wide = |part: Tensor<D>| if is_one { part } else { widened(part) };
-    let sum = parts.into_iter().map(|part| wide(part.to_device(device))).reduce(|a, b| a + b)?;
-    Some(if sum.dtype() == dtype { sum } else { sum.cast(dtype) })
-}
-
-/// Sums the gradients of every parameter that it visits.
-struct Sums {
-    parts: Vec<GradientsParams>,
-    device: Device,
-    sums: GradientsParams,
-}
-
-impl EachOnce for Sums {
-    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
-        let parts = self.parts.iter_mut().filter_map(|part| part.remove::<D>(param.id)).collect();
-        // Frozen and unused parameters have no gradient.
-        if let Some(sum) = sum(parts, &self.device) {
-            self.sums.register(param.id, sum);
-        }
-    }
-}
-
-/// A parameter, and its value (a tensor) if it requires gradients.
-type Value = (ParamId, Option<Box<dyn Any>>);
-
-/// All parameters in order, and the values of those that require gradients.
-#[derive(Default)]
-struct Trained {
-    values: Vec<Value>,
-}
-
-impl ModuleVisitor for Trained {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.is_require_grad().then(|| Box::new(param.base().inner()) as Box<dyn Any>);
-        self.values.push((param.id, value));
-    }
-}
-
-/// Gives these values to a replica on another device, whose trainable parameters are then the same.
-struct Assign<'a> {
-    values: Peekable<std::slice::Iter<'a, Value>>,
-    /// The parameters that have their value: a tied one gets it once.
-    given: HashSet<ParamId>,
-    device: &'a Device,
-}
-
-impl ModuleMapper for Assign<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some((_, value)) = self.values.next_if(|(id, _)| *id == param.id) else {
-            // A lazy weight is offered a second time, for an adapter.
-            assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
-            return param;
-        };
-        if value.is_some() && !self.given.insert(param.id) && param.is_require_grad() {
-            return param;
-        }
-        let value = value.as_ref().map(|value| {
-            let value = value.downcast_ref::<Tensor<D>>().expect("a parameter keeps its rank").clone();
-            with_strategy(value.to_device(&self.device.clone().without_autodiff()), self.device)
-        });
-        match value {
-            Some(value) => param.map(|_| value.require_grad()).set_require_grad(true),
-            None if param.is_require_grad() => param.set_require_grad(false),
-            None => param,
-        }
-    }
 }

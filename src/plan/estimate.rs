@@ -25,7 +25,7 @@ pub enum OptimizerState {
 
 impl OptimizerState {
     /// Bytes for a parameter with this number of elements and bytes per element.
-    fn bytes(self, elements: u64, element: u64) -> u64 {
+    pub(crate) fn bytes(self, elements: u64, element: u64) -> u64 {
         // Codes in whole blocks, with a scale per block; f32 for a smaller parameter.
         let coded = |least: usize| match elements < least as u64 {
             true => 4 * elements,
@@ -38,6 +38,14 @@ impl OptimizerState {
             Self::AdamW8bit => 2 * coded(AdamW8bitConfig::new().min_8bit_size),
             Self::Muon8bit => coded(Muon8bitConfig::new().min_8bit_size),
         }
+    }
+}
+
+/// Bytes of this many floats, which may be quantized, without their scales.
+pub(crate) fn float_bytes(dtype: DType, elements: u64) -> u64 {
+    match dtype {
+        DType::QFloat(scheme) => (elements * scheme.size_bits_value() as u64).div_ceil(8),
+        _ => elements * dtype.size() as u64,
     }
 }
 
@@ -95,10 +103,7 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
                 false => (DType::F32, true),
             };
             let (elements, element) = (param.lazy_shape().num_elements() as u64, dtype.size() as u64);
-            self.sum.parameters += match dtype {
-                DType::QFloat(scheme) => (elements * scheme.size_bits_value() as u64).div_ceil(8),
-                _ => elements * element,
-            };
+            self.sum.parameters += float_bytes(dtype, elements);
             if may_train && self.trained.matches(&param.id, Some(&path.join("."))) {
                 self.sum.gradients += elements * element;
                 self.sum.optimizer += self.optimizer.bytes(elements, element);

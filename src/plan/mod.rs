@@ -41,6 +41,7 @@ pub(crate) use block::set_aside;
 pub use block::{Treatment, block};
 pub use budget::auto_checkpoint;
 pub use dry_run::dry_run;
+pub(crate) use estimate::float_bytes;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
 pub use parts::{ItemWeights, PartWeight, PartsError};
 pub(crate) use parts::{checked_weight, may_be_taken_in_parts};

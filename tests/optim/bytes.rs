@@ -5,6 +5,7 @@ use burn::optim::AdamWConfig;
 use burn_memsave::measure::Scope;
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
+use burn_memsave::parallel::{ReplicaOptions, Replicas};
 
 /// Matrices of a chain, in elements: the largest is neither the first nor the last.
 const WIDTHS: [usize; 6] = [320, 256, 512, 384, 128, 256];
@@ -84,6 +85,42 @@ fn gradients_never_coexist() {
     assert!((all..all + SLACK).contains(&after), "{after}, gradients {all}");
     assert!((largest..largest + SLACK).contains(&within), "{within}, largest {largest}");
     assert!((after - within - (all - largest)).abs() <= SLACK, "{after} - {within}, not {}", all - largest);
+}
+
+/// Replicas that divide their optimizer send each gradient to its owner as soon as it is complete. Here all are in one memory: then no more
+/// exists at once than the sums so far, the gradients of one parameter, and their sum.
+#[test]
+fn gradients_of_replicas_are_summed_as_they_come() {
+    const REPLICAS: usize = 4;
+    let _alone = alone();
+    let device = device();
+    let chain: Vec<Linear> = WIDTHS.windows(2).map(|pair| Layer::of(pair[0], pair[1], &device)).collect();
+    let x = random([1, WIDTHS[0]], &device);
+    let peak = |options: &ReplicaOptions| {
+        let replicas =
+            Replicas::with_options(&chain, vec![device.clone(); REPLICAS], options).expect("replicas");
+        let mut seen = vec![];
+        for _ in 0..8 {
+            let scope = Scope::start();
+            let parts = vec![(x.clone(), 1); REPLICAS];
+            let gradients = replicas.backward(parts, |chain, x| loss(chain, &x)).expect("parts");
+            let next = scope.peak() as i64;
+            drop(gradients);
+            if seen.contains(&next) {
+                return next;
+            }
+            seen.push(next);
+        }
+        panic!("no two runs agree: {seen:?}")
+    };
+    let (of_one, replicas) = (gradients(), REPLICAS as i64);
+    let after = |at: usize| of_one[at + 1..].iter().sum::<i64>();
+    let most = (0..of_one.len()).map(|at| after(at) + (replicas + 1) * of_one[at]).max().expect("some");
+    let [plain, divided] =
+        [ReplicaOptions::new(), ReplicaOptions::new().with_sharded_optimizer()].map(|options| peak(&options));
+    let all = replicas * of_one.iter().sum::<i64>();
+    assert!(plain >= all, "{plain}, gradients {all}");
+    assert!(divided <= most + replicas * SLACK && most < all, "{divided}, not above {most}, of {all}");
 }
 
 /// With Burn's layers likewise, one above the other as they are here; their gradients are views that the step has to copy.

@@ -2,7 +2,7 @@
 //!
 //! `cargo test -p burn-memsave --features remote-server --test remote`; the servers are on this machine and compute on Flex.
 #![recursion_limit = "256"]
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::remote::RemoteHost;
 use burn::server::{
@@ -12,7 +12,7 @@ use burn::server::{
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::parallel::{ParallelError, Replicas};
+use burn_memsave::parallel::{FrozenOptions, ParallelError, ReplicaOptions, Replicas, shard_frozen};
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 use checkpoint::Checkpoint;
@@ -174,6 +174,81 @@ fn two_servers_equal_one_device() {
     }
 }
 
+/// A server with a second device, for frozen weights.
+fn with_store() -> [Device; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("ws://{}", listener.local_addr().expect("its address"));
+    let server = RemoteServer::new([Device::flex(), Device::flex()]);
+    thread::spawn(move || server.serve(WebSocketTransport::from_listener(listener)));
+    [0, 1].map(|index| {
+        let options = Device::remote_options(&RemoteHost::websocket(&address)).device_index(index);
+        options.init().expect("a server that listens")
+    })
+}
+
+/// Frozen weights, gradients and the state of Adam in parts on two and four servers: gradients and values of twenty steps.
+#[test]
+fn divided_servers_equal_one_device() {
+    struct Shift;
+    impl ModuleMapper for Shift {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match param.is_require_grad() {
+                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
+                false => param,
+            }
+        }
+    }
+    let host = Device::flex().autodiff();
+    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
+    let lora = || {
+        let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
+        Lora::new(2, 4.0).set_param_group(group)
+    };
+    for count in [2, 4] {
+        let servers: Vec<[Device; 2]> = (0..count).map(|_| with_store()).collect();
+        let devices: Vec<Device> = servers.iter().map(|[device, _]| device.clone().autodiff()).collect();
+        let owners = servers.iter().map(|[_, store]| store.clone());
+        let options = FrozenOptions::new().with_min_bytes(0).with_budget(1200).with_owners(owners);
+        let frozen = Llama::new(&size, &host).freeze();
+        let divided = shard_frozen(frozen.clone(), &devices, &options).expect("floats").apply_lora(lora());
+        let divided = divided.map(&mut Shift);
+        let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").expect("a regular expression");
+        let record = divided.clone().into_record_group(adapters).allow_partial(true);
+        let mut one = frozen.apply_lora(lora()).load_record(record);
+
+        let options = ReplicaOptions::new().with_sharded_optimizer();
+        let mut replicas = Replicas::with_options(&divided, devices, &options).expect("servers");
+        let adam = || AdamConfig::new().with_epsilon(1e-3).init();
+        let (mut optimizer, mut of_replicas) = (adam(), adam());
+        for step in 0..20 {
+            let batch = tokens(step, 5, &host);
+            // Uneven parts, and a batch that is smaller than the number of servers.
+            let rows = if step % 3 == 0 { vec![0..5] } else { vec![0..2, 2..5] };
+            let parts: Vec<_> = rows
+                .into_iter()
+                .zip(replicas.devices())
+                .map(|(rows, device)| {
+                    let part = |tensor: &Tensor<2, Int>| tensor.clone().slice(rows.clone()).to_device(device);
+                    ((part(&batch.0), part(&batch.1)), rows.len())
+                })
+                .collect();
+            let (loss, gradients) =
+                replicas.backward(parts, |model, (input, next)| model.loss(input, next)).expect("parts");
+            replicas.sync().expect("all servers");
+            let whole_loss = one.loss(batch.0, batch.1);
+            let whole = GradientsParams::from_grads(whole_loss.clone().backward(), &one);
+            assert!((loss.into_scalar::<f32>() - whole_loss.into_scalar::<f32>()).abs() < 1e-5);
+            let difference = difference(&one, &gradients, &whole);
+            assert!(difference < 1e-5, "{count} servers, step {step}: {difference}");
+            one = optimizer.step(1e-2, one, whole);
+            replicas.update(|model| of_replicas.step(1e-2, model, gradients));
+            replicas.sync().expect("all servers");
+        }
+        let sent = replicas.traffic();
+        assert!(sent.gradients > 0 && sent.values > 0 && sent.frozen > 0, "{sent:?}");
+    }
+}
+
 /// On a server it would be in memory as a whole.
 #[test]
 fn lazy_weights_of_another_backend_are_refused() {
@@ -252,12 +327,16 @@ fn a_run_goes_on_after_a_server_died() {
     let expected: Vec<f32> =
         (0..6).map(|at| step(&mut whole, &mut optimizer, at).expect("Flex lives")).collect();
 
-    for dies in [0, 1] {
+    let divided = ReplicaOptions::new().with_sharded_optimizer();
+    for (dies, options) in
+        [(0, ReplicaOptions::new()), (1, ReplicaOptions::new()), (0, divided.clone()), (1, divided)]
+    {
+        let on = |devices| Replicas::with_options(&model, devices, &options).expect("two servers");
         let folder = tempfile::tempdir().expect("a folder");
         let checkpoints = Checkpoint::new(folder.path().join("run"), "a run".into());
         assert!(checkpoints.last().is_none() && checkpoints.load(model.clone(), adam()).is_err());
         let (mut servers, devices) = two_servers();
-        let (mut replicas, mut optimizer) = (Replicas::new(&model, devices).expect("two servers"), adam());
+        let (mut replicas, mut optimizer) = (on(devices), adam());
         let mut losses = vec![];
         for at in 0..3 {
             losses.push(step(&mut replicas, &mut optimizer, at).expect("both servers live"));
@@ -279,7 +358,7 @@ fn a_run_goes_on_after_a_server_died() {
 
         let (model, mut optimizer, done) = checkpoints.load(model.clone(), adam()).expect("the checkpoint");
         let (_servers, devices) = two_servers();
-        let mut replicas = Replicas::new(&model, devices).expect("two servers");
+        let mut replicas = Replicas::with_options(&model, devices, &options).expect("two servers");
         for at in done..6 {
             losses.push(step(&mut replicas, &mut optimizer, at).expect("both servers live"));
             checkpoints.save(replicas.module(), &optimizer, at + 1).expect("saved");

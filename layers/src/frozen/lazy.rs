@@ -9,6 +9,7 @@ use super::weight::{FrozenWeight, RowBlock, read_tensor};
 use crate::adapter::DoraAdapter;
 use crate::burn_internals::REPARAMETERIZATION;
 use crate::node::node_id;
+use burn::backend::autodiff::NodeId;
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
     ParamId, ParamMapper, Reparameterization, Reparameterizer,
@@ -16,7 +17,7 @@ use burn::module::{
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use core::any::Any;
 use core::fmt::Debug;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The adapter of a lazy weight.
 #[derive(Module, Debug)]
@@ -72,7 +73,36 @@ pub struct LazyWeight {
     /// The dtype of the base.
     dtype: DType,
     /// Whether the base is no longer the placeholder.
-    replaced: OnceLock<bool>,
+    replaced: Replaced,
+}
+
+/// Whether the base of a lazy weight is no longer its placeholder, for the node of the base that was looked at. (To look means to wait for
+/// the device.) Without autodiff there is no node, and it is for any base.
+#[derive(Debug, Default)]
+struct Replaced(Mutex<Option<(Option<NodeId>, bool)>>);
+
+impl Replaced {
+    /// For this base. `look` tells if that is not known.
+    fn of<const D: usize>(&self, base: &Tensor<D>, look: impl FnOnce() -> bool) -> bool {
+        let node = node_id(base.clone());
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner); // replaced as a whole
+        match *known {
+            Some((of, is_replaced)) if of == node => is_replaced,
+            _ => known.insert((node, look())).1,
+        }
+    }
+
+    /// After the base may have been exchanged for another one.
+    fn exchanged(&mut self) {
+        let known = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        *known = known.filter(|(node, _)| node.is_some());
+    }
+}
+
+impl Clone for Replaced {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(*self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
 }
 
 impl LazyWeight {
@@ -114,7 +144,7 @@ impl LazyWeight {
             false => on_save.on_save(base),
         });
         let mapper = changes.then_some(mapper as Arc<dyn Any + Send + Sync>);
-        (param, Self { weight, adapter: None, mapper, id, device, dtype, replaced: OnceLock::new() })
+        (param, Self { weight, adapter: None, mapper, id, device, dtype, replaced: Replaced::default() })
     }
 
     /// The weight.
@@ -175,6 +205,10 @@ impl LazyWeight {
             return None;
         }
         let [_, width] = base.dims();
+        if let Some(owned) = self.weight.on_device() {
+            let rows = owned.rows(indices.clone().reshape([batch * length]), &device);
+            return Some(rows.reshape([batch, length, width]));
+        }
         let indices = indices.clone().into_data().convert::<i64>();
         let rows = indices.iter::<i64>().map(|row| usize::try_from(row).unwrap_or(usize::MAX));
         let rows = self.weight.read_rows(&rows.collect::<Vec<_>>());
@@ -232,7 +266,7 @@ impl LazyWeight {
         Some((0..count).step_by(at_once.max(1)).map(move |first| {
             let rows = first..count.min(first + at_once.max(1));
             // Remembering does not keep a block alive. `in_use` does so until the next block.
-            let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), of_transpose, rows }));
+            let block = in_use.insert(Arc::new(RowBlock::new(table.clone(), of_transpose, rows)));
             let (rows, stays) = read_tensor::<2>(&**block, &device);
             let transposed = rows.transpose();
             remember(&transposed, block, Read { transposed: true, stays });
@@ -242,22 +276,20 @@ impl LazyWeight {
 
     /// Whether the base is no longer the placeholder, but holds the value.
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
-        *self.replaced.get_or_init(|| {
-            let (dtype, found) = (self.weight.dtype(), base.dtype());
-            // A packed tensor cannot be recognized as the placeholder.
-            let replaced = found.is_float() && !is_placeholder(base);
-            assert!(
-                replaced || found == dtype,
-                "a lazy weight {:?} of {dtype:?} cannot become {found:?}: `materialize` the module before",
-                self.weight.shape(),
-            );
-            assert!(
-                replaced || !base.is_require_grad(),
-                "a lazy weight {:?} is frozen: `materialize` the module to train it, or leave it out of `unfreeze`",
-                self.weight.shape(),
-            );
-            replaced
-        })
+        let (dtype, found) = (self.weight.dtype(), base.dtype());
+        // A packed tensor cannot be recognized as the placeholder.
+        let replaced = self.replaced.of(base, || found.is_float() && !is_placeholder(base));
+        assert!(
+            replaced || found == dtype,
+            "a lazy weight {:?} of {dtype:?} cannot become {found:?}: `materialize` the module before",
+            self.weight.shape(),
+        );
+        assert!(
+            replaced || !base.is_require_grad(),
+            "a lazy weight {:?} is frozen: `materialize` the module to train it, or leave it out of `unfreeze`",
+            self.weight.shape(),
+        );
+        replaced
     }
 
     /// `device` with the autodiff context of the present device, which a tensor keeps when it is moved.
@@ -286,6 +318,22 @@ impl LazyWeight {
     }
 }
 
+/// The base of a lazy parameter, as a mapper gets it, with a placeholder that is made only where the parameter is used or moved to. (If a
+/// placeholder is moved between backends, it arrives with all its elements.)
+pub fn unplaced<const D: usize>(param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let device = param.lazy_device();
+    let (id, base, mapper) = param.consume();
+    let (shape, dtype) = (base.shape(), base.dtype());
+    let of_base = shape.clone();
+    let init = move |device: &Device, require_grad| {
+        placeholder(of_base, dtype, device).set_require_grad(require_grad)
+    };
+    let on_save = mapper.clone();
+    Param::uninitialized(id, init, device, false, shape)
+        .load_mapper(move |value| mapper.on_load(value))
+        .save_mapper(move |value| on_save.on_save(value))
+}
+
 /// Attaches a lazy weight to a parameter that already has the placeholder.
 struct Attach<'a>(&'a LazyWeight);
 
@@ -297,7 +345,7 @@ impl Reparameterizer for Attach<'_> {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<LazyWeight>) {
-        let lazy = LazyWeight { replaced: OnceLock::new(), ..self.0.clone() };
+        let lazy = LazyWeight { replaced: Replaced::default(), ..self.0.clone() };
         (param, Some(lazy))
     }
 }
@@ -363,7 +411,7 @@ impl Module for LazyWeight {
     }
 
     fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
-        self.replaced = OnceLock::new();
+        self.replaced.exchanged();
         let loaded = take_loaded(self.id);
         self.dtype = loaded.unwrap_or(self.dtype);
         mapper.exit_module(Self::NAME, REPARAMETERIZATION);
@@ -392,7 +440,7 @@ impl Module for LazyWeight {
 
     fn train(self) -> Self {
         let (adapter, device) = (self.adapter.train(), self.device.clone().autodiff());
-        Self { adapter, device, replaced: OnceLock::new(), ..self }
+        Self { adapter, device, replaced: Replaced::default(), ..self }
     }
 
     fn materialize(self) -> Self {

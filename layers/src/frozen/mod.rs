@@ -49,6 +49,7 @@
 //! let y = linear.forward(Tensor::<2>::ones([1, 4], &device));
 //! y.into_data().assert_eq(&TensorData::new(vec![4.0f32; 8], [1, 8]), true);
 //! ```
+mod device_weight;
 mod lazy;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod packed_product;
@@ -64,7 +65,8 @@ mod source;
 mod unpack;
 mod weight;
 
-pub use lazy::LazyWeight;
+pub use device_weight::{DeviceWeight, Sharing};
+pub use lazy::{LazyWeight, unplaced};
 pub(crate) use packed_product::{packed_logits, packed_product};
 pub use packed_rows::PackedRows;
 pub use recorded::Recorded;

@@ -53,10 +53,12 @@ impl DeviceBudget {
 
 /// The tensors of one weight, one per device that it stays on.
 ///
-/// Nothing stays on CPU devices, which use a weight where it was read.
+/// Nothing stays on CPU devices, which use a weight where it was read, unless it is [on another device](Self::on_any_device).
 pub struct Resident {
     budget: Arc<DeviceBudget>,
     bytes: u64,
+    /// Whether it also stays on CPU devices.
+    on_host: bool,
     /// A `Tensor<D>` without autodiff per device.
     tensors: Mutex<Vec<(Device, Box<dyn Any + Send + Sync>)>>,
 }
@@ -64,7 +66,12 @@ pub struct Resident {
 impl Resident {
     /// For a weight of this many bytes.
     pub fn new(budget: Arc<DeviceBudget>, bytes: u64) -> Self {
-        Self { budget, bytes, tensors: Mutex::default() }
+        Self { budget, bytes, on_host: false, tensors: Mutex::default() }
+    }
+
+    /// The same for a weight that CPU devices also have to copy.
+    pub fn on_any_device(budget: Arc<DeviceBudget>, bytes: u64) -> Self {
+        Self { budget, bytes, on_host: true, tensors: Mutex::default() }
     }
 
     /// Drops all tensors.
@@ -89,7 +96,7 @@ impl Resident {
         if tensors.iter().any(|(of, _)| *of == device) {
             return false; // another thread was first
         }
-        let keeps = !is_host(&device) && self.budget.take(&device, self.bytes);
+        let keeps = (self.on_host || !is_host(&device)) && self.budget.take(&device, self.bytes);
         if keeps {
             tensors.push((device, Box::new(tensor.clone().without_autodiff())));
         }

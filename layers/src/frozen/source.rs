@@ -73,6 +73,10 @@ impl WeightSource {
 
     /// Reads the tensor.
     pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
+        if let Some(owned) = self.weight.on_device() {
+            let weight = owned.read_on::<B>(device);
+            return if self.read.transposed { B::float_swap_dims(weight, 0, 1) } else { weight };
+        }
         let _ = B::flush(device); // as in `read_tensor`
         let (data, swaps) = match self.weight.read_transposed() {
             Some(transposed) => (transposed, !self.read.transposed),

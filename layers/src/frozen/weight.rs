@@ -1,4 +1,5 @@
 //! The trait of frozen weights, and how one is read into a tensor.
+use super::device_weight::DeviceWeight;
 use super::packed_rows::PackedRows;
 use super::resident::{Resident, like};
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
@@ -33,6 +34,12 @@ pub trait FrozenWeight: Debug + Send + Sync {
 
     /// The tensors of the weight that stay on devices between its uses. By default, none do.
     fn resident(&self) -> Option<&Resident> {
+        None
+    }
+
+    /// The weight on the device that owns it, if it is on one: then layers copy it from there, and do not read its data. By default, it is on
+    /// none.
+    fn on_device(&self) -> Option<&DeviceWeight> {
         None
     }
 
@@ -82,6 +89,28 @@ pub trait FrozenWeight: Debug + Send + Sync {
     }
 }
 
+impl FrozenWeight for DeviceWeight {
+    fn shape(&self) -> Shape {
+        DeviceWeight::shape(self).clone()
+    }
+
+    fn dtype(&self) -> DType {
+        DeviceWeight::dtype(self)
+    }
+
+    fn read(&self) -> TensorData {
+        self.data()
+    }
+
+    fn resident(&self) -> Option<&Resident> {
+        DeviceWeight::resident(self)
+    }
+
+    fn on_device(&self) -> Option<&DeviceWeight> {
+        Some(self)
+    }
+}
+
 /// Consecutive rows of a table, or of the transpose of a matrix, as a weight of their own.
 #[derive(Debug)]
 pub(super) struct RowBlock {
@@ -89,6 +118,15 @@ pub(super) struct RowBlock {
     /// Whether they are columns of the matrix.
     pub of_transpose: bool,
     pub rows: Range<usize>,
+    /// The rows on the device that owns the table, if it is on one.
+    pub owned: Option<DeviceWeight>,
+}
+
+impl RowBlock {
+    pub fn new(table: Arc<dyn FrozenWeight>, of_transpose: bool, rows: Range<usize>) -> Self {
+        let owned = table.on_device().filter(|_| !of_transpose).map(|table| table.row_range(rows.clone()));
+        Self { table, of_transpose, rows, owned }
+    }
 }
 
 impl FrozenWeight for RowBlock {
@@ -103,6 +141,10 @@ impl FrozenWeight for RowBlock {
 
     fn dtype(&self) -> DType {
         self.table.dtype()
+    }
+
+    fn on_device(&self) -> Option<&DeviceWeight> {
+        self.owned.as_ref()
     }
 
     fn read(&self) -> TensorData {
@@ -129,6 +171,11 @@ pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &De
     let resident = weight.resident();
     if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {
         return (tensor, true);
+    }
+    if let Some(owned) = weight.on_device() {
+        let (tensor, is_owner) = owned.on::<D>(device);
+        let stays = is_owner || resident.is_some_and(|resident| resident.keep(&tensor));
+        return (tensor, stays);
     }
     let _ = device.flush(); // a failure of the device shows in the next operation
     let tensor = match weight.read_transposed() {

@@ -7,10 +7,12 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, conv::Conv2d, conv::Conv2dConfig};
-use burn_memsave::parallel::{ParallelError, Replicas};
+use burn_memsave::parallel::{ParallelError, ReplicaOptions, Replicas};
 use burn_memsave::plan::PartsError;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
 use proptest::prelude::*;
+
+mod shards;
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -164,6 +166,7 @@ proptest! {
     #[test]
     fn half_precision_and_checkpointing(
         items in prop::collection::vec(1usize..5, 1..4), half in any::<bool>(), checkpointing in any::<bool>(),
+        divided in any::<bool>(),
     ) {
         let device = match checkpointing {
             true => device().gradient_checkpointing(),
@@ -185,7 +188,9 @@ proptest! {
         let total: usize = items.iter().sum();
         let x = Tensor::<2>::random([total, 6], Distribution::Uniform(-1.0, 1.0), (&device, dtype));
         let loss = |model: &Pair, x: Tensor<2>| model.second.forward(model.first.forward(x)).powf_scalar(2.0).mean();
-        let mut replicas = Replicas::new(&model, vec![device.clone(); items.len()]).expect("replicas");
+        let options = if divided { ReplicaOptions::new().with_sharded_optimizer() } else { ReplicaOptions::new() };
+        let of = vec![device.clone(); items.len()];
+        let mut replicas = Replicas::with_options(&model, of, &options).expect("replicas");
         let mut start = 0;
         let parts: Vec<_> = items.iter().map(|&items| {
             start += items;
