@@ -61,14 +61,13 @@ pub fn shard_frozen<M: Module>(
         return Err(ParallelError::NoDevices);
     }
     let Weights { at, bytes } = Weights::of(&module, options)?;
-    let largest = bytes.iter().copied().max().unwrap_or(0);
     let owner_of =
         divide(&bytes, owners.len()).into_iter().map(|owner| owners[owner].clone().without_autodiff());
     let mut attach = Attach {
         at,
         owner_of: owner_of.collect(),
         made: HashMap::new(),
-        sharing: Sharing::new(options.budget, options.read_ahead.unwrap_or(2 * largest)),
+        sharing: Sharing::new(options.budget, options.read_ahead.unwrap_or(u64::MAX)),
     };
     Ok(module.apply_reparameterization(&mut attach))
 }

@@ -71,10 +71,14 @@ impl FrozenOptions {
         self
     }
 
-    /// The most bytes of weights that are on their way to a device of a compute server, or one weight. The default is twice the largest weight.
+    /// The most bytes of weights that are on their way to a device of a compute server, or one weight. By default, there is no bound.
     ///
     /// The program is ahead of the servers, and a server keeps what it sends until it is fetched. So before it sends more, the program waits
-    /// for the device. Then the devices run their forward passes one after the other; with more bytes on their way, at the same time.
+    /// for the device. Then the devices run their forward passes one after the other.
+    ///
+    /// **Burn 0.22.1's servers may wait forever then.** A server that is asked for a tensor at the moment at which the tensor becomes ready may
+    /// miss it, and looks again only when it has another one to send (`external_comm.rs` of burn-communication). Without a bound there nearly
+    /// always is another one; if the program waits, there is none.
     pub fn with_read_ahead(mut self, bytes: u64) -> Self {
         self.read_ahead = Some(bytes);
         self
