@@ -223,13 +223,16 @@ fn divided_servers_equal_one_device() {
         for step in 0..20 {
             let batch = tokens(step, 5, &host);
             // Uneven parts, and a batch that is smaller than the number of servers.
-            let rows = if step % 3 == 0 { vec![0..5] } else { vec![0..2, 2..5] };
-            let parts: Vec<_> = rows
+            let lengths = if step % 3 == 0 { vec![5] } else { vec![2, 3] };
+            let [inputs, next] =
+                [&batch.0, &batch.1].map(|tensor| tensor.clone().split_with_sizes(lengths.clone(), 0));
+            let parts: Vec<_> = inputs
                 .into_iter()
+                .zip(next)
                 .zip(replicas.devices())
-                .map(|(rows, device)| {
-                    let part = |tensor: &Tensor<2, Int>| tensor.clone().slice(rows.clone()).to_device(device);
-                    ((part(&batch.0), part(&batch.1)), rows.len())
+                .map(|((input, next), device)| {
+                    let rows = input.dims()[0];
+                    ((input.to_device(device), next.to_device(device)), rows)
                 })
                 .collect();
             let (loss, gradients) =
