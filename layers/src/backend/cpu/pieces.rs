@@ -127,7 +127,9 @@ mod tests {
             let chunks = Chunks { item, piece };
             let add = |start: usize, chunk: &mut [usize]| {
                 assert!(
-                    start % item % piece == 0 && chunk.len() <= piece && start % item + chunk.len() <= item
+                    (start % item).is_multiple_of(piece)
+                        && chunk.len() <= piece
+                        && start % item + chunk.len() <= item
                 );
                 (start..).zip(chunk).for_each(|(at, value)| *value += at);
             };
