@@ -168,8 +168,8 @@ fn phi3_may_rotate_a_part_of_a_head() {
             "rope_scaling.short_factor is [1.0]",
         ),
         (
-            json!({"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 0.0]}}),
-            "rope_scaling.long_factor is [1.0,0.0]",
+            json!({"rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1.0, 1.0, 1.0, 0.0]}}),
+            "rope_scaling.long_factor is [1.0,1.0,1.0,0.0]",
         ),
         (json!({"resid_pdrop": 0.1}), "resid_pdrop is 0.1"),
         (json!({"embd_pdrop": 0.1}), "embd_pdrop is 0.1"),
