@@ -71,7 +71,7 @@
 //! | [`plan`] | plans that fit a step into a budget by recomputing blocks, and batches that are processed in parts |
 //! | [`optim`] | 8-bit optimizers, and parameter updates during the backward pass |
 //! | [`mixed`] | training steps in bf16 and f16 |
-//! | [`parallel`] | one model on several devices and machines |
+//! | [`parallel`] | one model on several devices and machines; gradients, optimizer and frozen weights in parts |
 //! | [`measure`] | how much memory a step keeps and needs, which layer keeps it, and how to keep less |
 //! | [`guide`] | a page per technique: what it saves, what it costs, and when to use it |
 //!
