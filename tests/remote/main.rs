@@ -2,7 +2,7 @@
 //!
 //! `cargo test -p burn-memsave --features remote-server --test remote`; the servers are on this machine and compute on Flex.
 #![recursion_limit = "256"]
-use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::remote::RemoteHost;
 use burn::server::{
@@ -14,9 +14,9 @@ use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::parallel::{FrozenOptions, ParallelError, ReplicaOptions, Replicas, shard_frozen};
 use burn_memsave::saved::SavedPolicy;
-use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
+use burn_memsave_paper::text::llama::{LanguageModel, memsave::Llama};
 use checkpoint::Checkpoint;
-use model::{ADAPTER_FACTORS, Batch, language_model, tokens};
+use model::{ADAPTER_FACTORS, Batch, SIZE, Shift, adapted, language_model, tokens};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -33,10 +33,15 @@ mod table_walk;
 
 /// A server in a thread of this process, until it ends.
 fn serve(server: RemoteServer) -> Device {
+    connect(&listen(server))
+}
+
+/// The address of a server in a thread of this process, until it ends.
+fn listen(server: RemoteServer) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("ws://{}", listener.local_addr().expect("its address"));
     thread::spawn(move || server.serve(WebSocketTransport::from_listener(listener)));
-    connect(&address)
+    address
 }
 
 fn connect(address: &str) -> Device {
@@ -176,10 +181,7 @@ fn two_servers_equal_one_device() {
 
 /// A server with a second device, for frozen weights.
 fn with_store() -> [Device; 2] {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("ws://{}", listener.local_addr().expect("its address"));
-    let server = RemoteServer::new([Device::flex(), Device::flex()]);
-    thread::spawn(move || server.serve(WebSocketTransport::from_listener(listener)));
+    let address = listen(RemoteServer::new([Device::flex(), Device::flex()]));
     [0, 1].map(|index| {
         let options = Device::remote_options(&RemoteHost::websocket(&address)).device_index(index);
         options.init().expect("a server that listens")
@@ -189,32 +191,18 @@ fn with_store() -> [Device; 2] {
 /// Frozen weights, gradients and the state of Adam in parts on two and four servers: gradients and values of twenty steps.
 #[test]
 fn divided_servers_equal_one_device() {
-    struct Shift;
-    impl ModuleMapper for Shift {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match param.is_require_grad() {
-                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
-                false => param,
-            }
-        }
-    }
     let host = Device::flex().autodiff();
-    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
-    let lora = || {
-        let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
-        Lora::new(2, 4.0).set_param_group(group)
-    };
     for count in [2, 4] {
         let servers: Vec<[Device; 2]> = (0..count).map(|_| with_store()).collect();
         let devices: Vec<Device> = servers.iter().map(|[device, _]| device.clone().autodiff()).collect();
         let owners = servers.iter().map(|[_, store]| store.clone());
         let options = FrozenOptions::new().with_min_bytes(0).with_budget(1200).with_owners(owners);
-        let frozen = Llama::new(&size, &host).freeze();
-        let divided = shard_frozen(frozen.clone(), &devices, &options).expect("floats").apply_lora(lora());
-        let divided = divided.map(&mut Shift);
+        let frozen = Llama::new(&SIZE, &host).freeze();
+        let divided = shard_frozen(frozen.clone(), &devices, &options).expect("floats");
+        let divided = adapted(divided).map(&mut Shift);
         let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").expect("a regular expression");
         let record = divided.clone().into_record_group(adapters).allow_partial(true);
-        let mut one = frozen.apply_lora(lora()).load_record(record);
+        let mut one = adapted(frozen).load_record(record);
 
         let options = ReplicaOptions::new().with_sharded_optimizer();
         let mut replicas = Replicas::with_options(&divided, devices, &options).expect("servers");
@@ -261,8 +249,7 @@ fn lazy_weights_of_another_backend_are_refused() {
     language_model(&host).freeze().save_file(&path).expect("a burnpack");
     let file = WeightFile::open(&path).expect("what was written");
     let options = LazyOptions::new().with_min_bytes(0).with_allow_partial(true);
-    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
-    let (model, _) = Llama::new(&size, &host).freeze().lazy_load(&file, &options).expect("the same module");
+    let (model, _) = Llama::new(&SIZE, &host).freeze().lazy_load(&file, &options).expect("the same module");
     let refused = Replicas::new(&model, [host, gpu().autodiff()]).expect_err("another backend");
     assert!(matches!(&refused, ParallelError::Lazy { index: 1, .. }), "{refused}");
 }

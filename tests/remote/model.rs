@@ -3,21 +3,31 @@ use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 
+/// The sizes of the model.
+pub const SIZE: Size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
+
 /// With adapters whose second factors are not zero, so that the first have gradients.
 pub fn language_model(device: &Device) -> Llama {
     device.seed(5);
-    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
+    adapted(Llama::new(&SIZE, device)).map(&mut Shift)
+}
+
+/// With adapters of all matrices in blocks.
+pub fn adapted(model: Llama) -> Llama {
     let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
-    struct Shift;
-    impl ModuleMapper for Shift {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match param.is_require_grad() {
-                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
-                false => param,
-            }
+    model.apply_lora(Lora::new(2, 4.0).set_param_group(group))
+}
+
+/// Moves the parameters that are trained away from zero.
+pub struct Shift;
+
+impl ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_require_grad() {
+            true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
+            false => param,
         }
     }
-    Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group)).map(&mut Shift)
 }
 
 /// Two factors of seven matrices in two blocks.

@@ -145,8 +145,8 @@ impl DeviceWeight {
 
     /// The rows with these indices `[count]`, on a device: chosen on the owner, so that no others are sent.
     ///
-    /// The program reads the indices and gives them to the owner. If the owner fetched them, two servers of Burn's could wait for each other
-    /// forever: each has one connection to every other server, on which a device waits for a tensor while other devices wait for it.
+    /// The program reads the indices and gives them to the owner. When the owner fetched them, a test with two servers of Burn's did not end.
+    /// The reason may be that each has one connection to every other server, or that a wake-up was lost between them.
     pub(super) fn rows(&self, indices: Tensor<1, Int>, device: &Device) -> Tensor<2> {
         let plain = device.clone().without_autodiff();
         let indices = indices.without_autodiff();

@@ -1,39 +1,20 @@
 //! Products of matrices in half precision. Every sum is made in f32, and in bf16 rounded once, after the bias was added.
 //!
 //! Burn's products of bf16 on a CPU copy both factors in f32 on one thread, and the right one once more if it is not in row-major order (the
-//! weight of PyTorch). Here the left factor is copied in f32. Of the right one, a thread has a [`Panel`] in f32 at a time, or for [`FEW_ROWS`] a
-//! few parts of lines. So a product of few rows, as in generation, is read at the speed of memory, and a weight in half precision in half the
-//! time of one in f32.
+//! weight of PyTorch). Here the left factor is copied in f32. Of the right one, a thread has a [`Panel`] in f32 at a time, or for
+//! [few rows](few_rows) some parts of lines.
 //!
 //! Burn's products of f16 pack parts of both factors in f32, and round after each part. They take less memory than the copy of a left factor,
 //! so here only those of few rows are made, without a gradient of a weight among them.
+use super::few_rows::{self, FEW_ROWS, LINE, round};
 use super::gemm::{
     Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, elements, panel_columns, panel_elements,
     ranges, summands_at_once,
 };
 use super::parallel::{self, Job, vectorized};
-use super::sums::dot;
 use super::transpose::transpose;
 use super::{CpuElement, widen_into};
 use core::{mem::MaybeUninit, ops::Range, slice};
-
-/// Results of at most this many rows are computed line by line of the right factor.
-const FEW_ROWS: usize = 8;
-
-/// The most elements of a line that are in f32 at a time: they stay in the first-level cache.
-const LINE: usize = 512;
-
-/// The most columns whose sums a job makes from rows of the right factor: it reads several pages of memory in order.
-const STRIP: usize = 4096;
-
-/// The least columns of such a job: two cache lines.
-const SHORTEST: usize = 64;
-
-/// Jobs among which the rows of the right factor are divided, whatever the number of threads, so that sums do not depend on it.
-const DEPTH_JOBS: usize = 8;
-
-/// Rows of the right factor that are added to a sum at once, so that it is written less often.
-const AT_ONCE: usize = 4;
 
 /// Lines that are transposed at a time: the blocks of [`transpose`] are as high.
 const LINES: usize = 8;
@@ -71,29 +52,21 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     assert!(bias.is_none_or(|bias| bias.len() == columns), "an element per column");
     let wide = widened(a);
     let work = columns.saturating_mul(depth).saturating_mul(rows.saturating_add(PER_ELEMENT));
-    if rows <= FEW_ROWS && b.strides[0] != 1 {
-        return few_rows_by_rows(&wide, rows, b, bias, work);
+    if rows <= FEW_ROWS {
+        return few_rows::product(&wide, rows, b, bias, work);
     }
     let len = elements(a, b);
     let mut result = Vec::with_capacity(len);
     let target = Parts(result.as_mut_ptr());
     let threads = parallel::threads();
-    if rows <= FEW_ROWS {
-        let size = columns.div_ceil(4 * threads).next_multiple_of(LINES);
-        parallel::each(ranges(columns, size).collect(), work, |columns| {
-            vectorized(Lines { a: &wide, rows, b, bias, columns, result: &target });
-        });
-    } else {
-        let across = columns.div_ceil(panel_columns::<f32>());
-        let down = rows.div_ceil(SOME_ROWS).max(threads.div_ceil(across)).min(rows.div_ceil(FEW_ROWS));
-        let parts = ranges(rows, rows.div_ceil(down)).flat_map(|rows| {
-            ranges(columns, panel_columns::<f32>()).map(move |columns| (rows.clone(), columns))
-        });
-        parallel::each(parts.collect(), work, |(rows, columns)| {
-            // SAFETY: no other part has these elements of the result, for which there is room.
-            unsafe { write_part(&wide, b, bias, rows, columns, &target) };
-        });
-    }
+    let across = columns.div_ceil(panel_columns::<f32>());
+    let down = rows.div_ceil(SOME_ROWS).max(threads.div_ceil(across)).min(rows.div_ceil(FEW_ROWS));
+    let parts = ranges(rows, rows.div_ceil(down))
+        .flat_map(|rows| ranges(columns, panel_columns::<f32>()).map(move |columns| (rows.clone(), columns)));
+    parallel::each(parts.collect(), work, |(rows, columns)| {
+        // SAFETY: no other part has these elements of the result, for which there is room.
+        unsafe { write_part(&wide, b, bias, rows, columns, &target) };
+    });
     // SAFETY: the parts cover the result, and each has been written.
     unsafe { result.set_len(len) };
     result
@@ -209,224 +182,6 @@ unsafe fn write_part<E: CpuElement<Acc = f32>>(
             slice::from_raw_parts_mut(result.0.add(row * pitch + columns.start).cast(), sums.len())
         };
         round(sums, bias, result);
-    }
-}
-
-/// Sums, with the bias, in the dtype of the result.
-#[inline(always)]
-fn round<E: CpuElement<Acc = f32>>(sums: &[f32], bias: Option<&[E]>, result: &mut [MaybeUninit<E>]) {
-    match bias {
-        Some(bias) => {
-            for ((result, &sum), bias) in result.iter_mut().zip(sums).zip(bias) {
-                result.write(E::narrow(sum + bias.widen()));
-            }
-        }
-        None => result.iter_mut().zip(sums).for_each(|(result, &sum)| _ = result.write(E::narrow(sum))),
-    }
-}
-
-/// Has a processor load values that are read soon. By itself it looks ahead as far as the next page of memory only, which takes half as long again.
-#[inline(always)]
-fn prefetch<E>(values: &[E], first: usize, count: usize) {
-    #[cfg(all(target_arch = "x86_64", not(memsave_portable)))]
-    for values in
-        values.get(first..).unwrap_or_default().chunks(64 / size_of::<E>()).take(count * size_of::<E>() / 64)
-    {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is part of x86-64, and nothing is read: it is only a hint.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast()) };
-    }
-    #[cfg(any(memsave_portable, not(target_arch = "x86_64")))]
-    let _ = (values, first, count);
-}
-
-/// Some columns of a result of at most [`FEW_ROWS`]. A column of the right factor lies in order: every sum is a scalar product.
-struct Lines<'a, E> {
-    /// The left factor, in row-major order.
-    a: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
-    bias: Option<&'a [E]>,
-    columns: Range<usize>,
-    result: &'a Parts<E>,
-}
-
-impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let [depth, pitch] = self.b.size;
-        let mut line = [const { MaybeUninit::<f32>::uninit() }; LINE];
-        for column in self.columns.clone() {
-            let values = &self.b.values[column * self.b.strides[1]..][..depth];
-            let mut sums = [0.0; FEW_ROWS];
-            let next = self.b.values.get((column + 1) * self.b.strides[1]..).unwrap_or_default();
-            for (index, values) in values.chunks(LINE).enumerate() {
-                prefetch(next, index * LINE, values.len());
-                let wide = widen_into(values, &mut line[..values.len()]);
-                for (row, sum) in sums[..self.rows].iter_mut().enumerate() {
-                    *sum += dot(&self.a[row * depth + index * LINE..][..wide.len()], wide);
-                }
-            }
-            let bias = self.bias.map_or(0.0, |bias| bias[column].widen());
-            for (row, sum) in sums[..self.rows].iter().enumerate() {
-                // SAFETY: a column of the result that is this job's.
-                unsafe { self.result.0.add(row * pitch + column).write(E::narrow(sum + bias)) };
-            }
-        }
-    }
-}
-
-/// The product of at most [`FEW_ROWS`] if rows of the right factor lie in order. A job adds some of these rows, so that what it reads is as
-/// long as they are; its sums are added to those of other jobs at the end.
-fn few_rows_by_rows<E: CpuElement<Acc = f32>>(
-    a: &[f32],
-    rows: usize,
-    b: Matrix<'_, E>,
-    bias: Option<&[E]>,
-    work: usize,
-) -> Vec<E> {
-    let [depth, columns] = b.size;
-    let summands = ranges(depth, depth.div_ceil(DEPTH_JOBS).next_multiple_of(LINE).max(LINE));
-    let parts = summands.clone().count().max(1);
-    let across = (2 * parallel::threads()).div_ceil(parts);
-    let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(SHORTEST, STRIP));
-    // `[summands, rows, columns]`
-    let mut sums = vec![0.0f32; parts * rows * columns];
-    let target = Parts(sums.as_mut_ptr());
-    let jobs = summands
-        .enumerate()
-        .flat_map(|(part, summands)| strips.clone().map(move |columns| (part, summands.clone(), columns)));
-    parallel::each(jobs.collect(), work, |(part, summands, strip)| {
-        vectorized(AddRows { a, rows, b, part, summands, columns: strip, sums: &target });
-    });
-    // SAFETY: `RoundSums` writes all of a row.
-    unsafe {
-        parallel::written(rows * columns, columns.max(1), sums.len(), |row, result| {
-            vectorized(RoundSums { sums: &sums, row, rows, bias, result });
-        })
-    }
-}
-
-/// Adds rows of the right factor, each times an element of the left one.
-struct AddRows<'a, E> {
-    /// The left factor, in row-major order.
-    a: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
-    /// Which part of all summands these are.
-    part: usize,
-    summands: Range<usize>,
-    columns: Range<usize>,
-    /// `[parts, rows, columns]`: zeros, if nobody has written them yet.
-    sums: &'a Parts<f32>,
-}
-
-impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { a, rows, b, part, summands, columns, sums } = self;
-        let [depth, pitch] = b.size;
-        let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; LINE] }; AT_ONCE];
-        let mut partial = vec![0.0f32; rows * columns.len()];
-        // Sums of parts of these summands, so that few are added to a large one.
-        for summands in
-            ranges(summands.len(), LINE).map(|few| summands.start + few.start..summands.start + few.end)
-        {
-            for first in summands.clone().step_by(AT_ONCE) {
-                let count = AT_ONCE.min(summands.end - first);
-                for few in ranges(columns.len(), LINE) {
-                    for (k, line) in (first..first + count).zip(&mut lines) {
-                        prefetch(b.values, k * b.strides[0] + columns.start + few.end, LINE);
-                        widen_row(b, k, columns.start + few.start, &mut line[..few.len()]);
-                    }
-                    for row in 0..rows {
-                        let factors = &a[row * depth + first..][..count];
-                        // SAFETY: this many have just been written.
-                        let wide = |line: usize| unsafe { lines[line][..few.len()].assume_init_ref() };
-                        add_lines(factors, wide, &mut partial[row * columns.len()..][few.clone()]);
-                    }
-                }
-            }
-            for (row, partial) in partial.chunks_exact_mut(columns.len()).enumerate() {
-                let place = (part * rows + row) * pitch + columns.start;
-                // SAFETY: these columns of a row of this part are this job's.
-                let sums = unsafe { slice::from_raw_parts_mut(sums.0.add(place), partial.len()) };
-                for (sum, partial) in sums.iter_mut().zip(partial) {
-                    *sum += std::mem::take(partial);
-                }
-            }
-        }
-    }
-}
-
-/// Adds up to [`AT_ONCE`] lines to sums, each times its factor.
-#[inline(always)]
-fn add_lines<'a>(factors: &[f32], wide: impl Fn(usize) -> &'a [f32], sums: &mut [f32]) {
-    match factors.as_array::<AT_ONCE>() {
-        Some(&[a, b, c, d]) => {
-            let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
-            for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
-                *sum += (a * w + b * x) + (c * y + d * z);
-            }
-        }
-        None => {
-            for (line, factor) in factors.iter().enumerate() {
-                for (sum, value) in sums.iter_mut().zip(wide(line)) {
-                    *sum += factor * value;
-                }
-            }
-        }
-    }
-}
-
-/// A part of row `k` of a matrix.
-#[inline(always)]
-fn widen_row<E: CpuElement<Acc = f32>>(
-    b: Matrix<'_, E>,
-    k: usize,
-    column: usize,
-    line: &mut [MaybeUninit<f32>],
-) {
-    let [below, across] = b.strides;
-    let values = &b.values[k * below + column * across..];
-    if across == 1 {
-        widen_into(&values[..line.len()], line);
-    } else {
-        for (at, place) in line.iter_mut().enumerate() {
-            place.write(values[at * across].widen());
-        }
-    }
-}
-
-/// A row of the result, from the sums of all parts.
-struct RoundSums<'a, E> {
-    /// `[parts, rows, columns]`
-    sums: &'a [f32],
-    row: usize,
-    rows: usize,
-    bias: Option<&'a [E]>,
-    result: &'a mut [MaybeUninit<E>],
-}
-
-impl<E: CpuElement<Acc = f32>> Job for RoundSums<'_, E> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { sums, row, rows, bias, result } = self;
-        let columns = result.len();
-        let of_part = |part: usize| &sums[(part * rows + row) * columns..][..columns];
-        let mut total = of_part(0).to_vec();
-        for part in 1..sums.len() / (rows * columns) {
-            for (total, sum) in total.iter_mut().zip(of_part(part)) {
-                *total += sum;
-            }
-        }
-        round(&total, bias, result);
     }
 }
 

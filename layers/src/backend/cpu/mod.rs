@@ -20,6 +20,7 @@ pub(crate) mod bit_mask;
 pub(crate) mod channels;
 pub(crate) mod elementwise;
 pub(crate) mod exp;
+mod few_rows;
 pub(crate) mod gemm;
 pub(crate) mod half_precision;
 pub(crate) mod in_place;

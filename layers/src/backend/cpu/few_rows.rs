@@ -1,0 +1,281 @@
+//! Products of few rows with a matrix in half precision, as in generation: the matrix is read once, at the speed of memory, in
+//! half the time of one in f32.
+use super::gemm::{Matrix, Parts, ranges};
+use super::parallel::{self, Job, vectorized};
+use super::sums::dot;
+use super::{CpuElement, widen_into};
+use core::{mem::MaybeUninit, ops::Range, slice};
+
+/// Results of at most this many rows are computed line by line of the right factor.
+pub(super) const FEW_ROWS: usize = 8;
+
+/// The most elements of a line that are in f32 at a time: they stay in the first-level cache.
+pub(super) const LINE: usize = 512;
+
+/// The most columns whose sums a job makes from rows of the right factor: it reads several pages of memory in order.
+const STRIP: usize = 4096;
+
+/// The least columns of such a job: two cache lines.
+const SHORTEST: usize = 64;
+
+/// Jobs among which the rows of the right factor are divided, whatever the number of threads, so that sums do not depend on it.
+const DEPTH_JOBS: usize = 8;
+
+/// Columns of a job, if they lie in order, are a multiple of it.
+const MULTIPLE: usize = 8;
+
+/// Rows of the right factor that are added to a sum at once, so that it is written less often.
+const AT_ONCE: usize = 4;
+
+/// `a b + bias`, in row-major order, for a left factor `[rows, depth]` in row-major order.
+pub(super) fn product<E: CpuElement<Acc = f32>>(
+    a: &[f32],
+    rows: usize,
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+    work: usize,
+) -> Vec<E> {
+    if b.strides[0] == 1 { by_columns(a, rows, b, bias, work) } else { by_rows(a, rows, b, bias, work) }
+}
+
+/// The product if columns of the right factor lie in order.
+fn by_columns<E: CpuElement<Acc = f32>>(
+    a: &[f32],
+    rows: usize,
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+    work: usize,
+) -> Vec<E> {
+    let columns = b.columns();
+    let mut result = Vec::with_capacity(rows * columns);
+    let target = Parts(result.as_mut_ptr());
+    let size = columns.div_ceil(4 * parallel::threads()).next_multiple_of(MULTIPLE);
+    parallel::each(ranges(columns, size).collect(), work, |columns| {
+        vectorized(Lines { a, rows, b, bias, columns, result: &target });
+    });
+    // SAFETY: the jobs cover the result, and each has been written.
+    unsafe { result.set_len(rows * columns) };
+    result
+}
+
+/// The product if rows of the right factor lie in order. A job adds some of these rows, so that what it reads is as
+/// long as they are; its sums are added to those of other jobs at the end.
+fn by_rows<E: CpuElement<Acc = f32>>(
+    a: &[f32],
+    rows: usize,
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+    work: usize,
+) -> Vec<E> {
+    let [depth, columns] = b.size;
+    let summands = ranges(depth, depth.div_ceil(DEPTH_JOBS).next_multiple_of(LINE).max(LINE));
+    let parts = summands.clone().count().max(1);
+    let across = (2 * parallel::threads()).div_ceil(parts);
+    let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(SHORTEST, STRIP));
+    // `[summands, rows, columns]`
+    let mut sums = vec![0.0f32; parts * rows * columns];
+    let target = Parts(sums.as_mut_ptr());
+    let jobs = summands
+        .enumerate()
+        .flat_map(|(part, summands)| strips.clone().map(move |columns| (part, summands.clone(), columns)));
+    parallel::each(jobs.collect(), work, |(part, summands, strip)| {
+        vectorized(AddRows { a, rows, b, part, summands, columns: strip, sums: &target });
+    });
+    // SAFETY: `RoundSums` writes all of a row.
+    unsafe {
+        parallel::written(rows * columns, columns.max(1), sums.len(), |row, result| {
+            vectorized(RoundSums { sums: &sums, row, rows, bias, result });
+        })
+    }
+}
+
+/// Sums, with the bias, in the dtype of the result.
+#[inline(always)]
+pub(super) fn round<E: CpuElement<Acc = f32>>(
+    sums: &[f32],
+    bias: Option<&[E]>,
+    result: &mut [MaybeUninit<E>],
+) {
+    match bias {
+        Some(bias) => {
+            for ((result, &sum), bias) in result.iter_mut().zip(sums).zip(bias) {
+                result.write(E::narrow(sum + bias.widen()));
+            }
+        }
+        None => result.iter_mut().zip(sums).for_each(|(result, &sum)| _ = result.write(E::narrow(sum))),
+    }
+}
+
+/// Has a processor load values that are read soon. By itself, it looks ahead only to the end of a page of memory, and reading takes 1.6 times as long.
+#[inline(always)]
+fn prefetch<E>(values: &[E], first: usize, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(memsave_portable)))]
+    for values in
+        values.get(first..).unwrap_or_default().chunks(64 / size_of::<E>()).take(count * size_of::<E>() / 64)
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and nothing is read: it is only a hint.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast()) };
+    }
+    #[cfg(any(memsave_portable, not(target_arch = "x86_64")))]
+    let _ = (values, first, count);
+}
+
+/// Some columns of a result. A column of the right factor lies in order: every sum is a scalar product.
+struct Lines<'a, E> {
+    /// The left factor, in row-major order.
+    a: &'a [f32],
+    rows: usize,
+    b: Matrix<'a, E>,
+    bias: Option<&'a [E]>,
+    columns: Range<usize>,
+    result: &'a Parts<E>,
+}
+
+impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [depth, pitch] = self.b.size;
+        let mut line = [const { MaybeUninit::<f32>::uninit() }; LINE];
+        for column in self.columns.clone() {
+            let values = &self.b.values[column * self.b.strides[1]..][..depth];
+            let mut sums = [0.0; FEW_ROWS];
+            let next = self.b.values.get((column + 1) * self.b.strides[1]..).unwrap_or_default();
+            for (index, values) in values.chunks(LINE).enumerate() {
+                prefetch(next, index * LINE, values.len());
+                let wide = widen_into(values, &mut line[..values.len()]);
+                for (row, sum) in sums[..self.rows].iter_mut().enumerate() {
+                    *sum += dot(&self.a[row * depth + index * LINE..][..wide.len()], wide);
+                }
+            }
+            let bias = self.bias.map_or(0.0, |bias| bias[column].widen());
+            for (row, sum) in sums[..self.rows].iter().enumerate() {
+                // SAFETY: a column of the result that is this job's.
+                unsafe { self.result.0.add(row * pitch + column).write(E::narrow(sum + bias)) };
+            }
+        }
+    }
+}
+
+/// Adds rows of the right factor, each times an element of the left one.
+struct AddRows<'a, E> {
+    /// The left factor, in row-major order.
+    a: &'a [f32],
+    rows: usize,
+    b: Matrix<'a, E>,
+    /// Which part of all summands these are.
+    part: usize,
+    summands: Range<usize>,
+    columns: Range<usize>,
+    /// `[parts, rows, columns]`: zeros, if nobody has written them yet.
+    sums: &'a Parts<f32>,
+}
+
+impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { a, rows, b, part, summands, columns, sums } = self;
+        let [depth, pitch] = b.size;
+        let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; LINE] }; AT_ONCE];
+        let mut partial = vec![0.0f32; rows * columns.len()];
+        // Sums of parts of these summands, so that few are added to a large one.
+        for summands in
+            ranges(summands.len(), LINE).map(|few| summands.start + few.start..summands.start + few.end)
+        {
+            for first in summands.clone().step_by(AT_ONCE) {
+                let count = AT_ONCE.min(summands.end - first);
+                for few in ranges(columns.len(), LINE) {
+                    for (k, line) in (first..first + count).zip(&mut lines) {
+                        prefetch(b.values, k * b.strides[0] + columns.start + few.end, LINE);
+                        widen_row(b, k, columns.start + few.start, &mut line[..few.len()]);
+                    }
+                    for row in 0..rows {
+                        let factors = &a[row * depth + first..][..count];
+                        // SAFETY: this many have just been written.
+                        let wide = |line: usize| unsafe { lines[line][..few.len()].assume_init_ref() };
+                        add_lines(factors, wide, &mut partial[row * columns.len()..][few.clone()]);
+                    }
+                }
+            }
+            for (row, partial) in partial.chunks_exact_mut(columns.len()).enumerate() {
+                let place = (part * rows + row) * pitch + columns.start;
+                // SAFETY: these columns of a row of this part are this job's.
+                let sums = unsafe { slice::from_raw_parts_mut(sums.0.add(place), partial.len()) };
+                for (sum, partial) in sums.iter_mut().zip(partial) {
+                    *sum += std::mem::take(partial);
+                }
+            }
+        }
+    }
+}
+
+/// Adds up to [`AT_ONCE`] lines to sums, each times its factor.
+#[inline(always)]
+fn add_lines<'a>(factors: &[f32], wide: impl Fn(usize) -> &'a [f32], sums: &mut [f32]) {
+    match factors.as_array::<AT_ONCE>() {
+        Some(&[a, b, c, d]) => {
+            let lines = wide(0).iter().zip(wide(1)).zip(wide(2).iter().zip(wide(3)));
+            for (sum, ((w, x), (y, z))) in sums.iter_mut().zip(lines) {
+                *sum += (a * w + b * x) + (c * y + d * z);
+            }
+        }
+        None => {
+            for (line, factor) in factors.iter().enumerate() {
+                for (sum, value) in sums.iter_mut().zip(wide(line)) {
+                    *sum += factor * value;
+                }
+            }
+        }
+    }
+}
+
+/// A part of row `k` of a matrix.
+#[inline(always)]
+fn widen_row<E: CpuElement<Acc = f32>>(
+    b: Matrix<'_, E>,
+    k: usize,
+    column: usize,
+    line: &mut [MaybeUninit<f32>],
+) {
+    let [below, across] = b.strides;
+    let values = &b.values[k * below + column * across..];
+    if across == 1 {
+        widen_into(&values[..line.len()], line);
+    } else {
+        for (at, place) in line.iter_mut().enumerate() {
+            place.write(values[at * across].widen());
+        }
+    }
+}
+
+/// A row of the result, from the sums of all parts.
+struct RoundSums<'a, E> {
+    /// `[parts, rows, columns]`
+    sums: &'a [f32],
+    row: usize,
+    rows: usize,
+    bias: Option<&'a [E]>,
+    result: &'a mut [MaybeUninit<E>],
+}
+
+impl<E: CpuElement<Acc = f32>> Job for RoundSums<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { sums, row, rows, bias, result } = self;
+        let columns = result.len();
+        let of_part = |part: usize| &sums[(part * rows + row) * columns..][..columns];
+        let mut total = of_part(0).to_vec();
+        for part in 1..sums.len() / (rows * columns) {
+            for (total, sum) in total.iter_mut().zip(of_part(part)) {
+                *total += sum;
+            }
+        }
+        round(&total, bias, result);
+    }
+}
