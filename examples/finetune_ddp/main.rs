@@ -250,8 +250,10 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         let lost = |error: ParallelError| {
             let reason = match &error {
                 ParallelError::Devices { failed } => {
-                    let of = |failure: &DeviceFailure| {
-                        format!("\n{}: {}", addresses[failure.index], failure.error)
+                    // Those that only own weights come after those of the replicas.
+                    let of = |failure: &DeviceFailure| match addresses.get(failure.index) {
+                        Some(address) => format!("\n{address}: {}", failure.error),
+                        None => format!("\n{:?}: {}", failure.device, failure.error),
                     };
                     format!("the connection is lost to{}", failed.iter().map(of).collect::<String>())
                 }

@@ -11,14 +11,13 @@ use burn::tensor::DType;
 use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::peft::PeftError;
-use burn_memsave_models::hugging_face::{HuggingFace, LoadError, load_adapters};
+use burn_memsave_models::hugging_face::{HuggingFace, load_adapters};
 use burn_memsave_models::memsave::{decoder::Llama, gpt2::Gpt2, gptj::GptJ};
-use burn_memsave_models::{
-    ConfigError, DecoderSize, Generate, GenerateOptions, Gpt2Size, GptJSize, Sampling, generate,
-};
+use burn_memsave_models::{Generate, GenerateOptions, Sampling, generate};
 use bytesize::ByteSize;
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use size::Size;
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
@@ -26,6 +25,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use text::{ChatTemplate, Message, device, ends, tokenizer};
 
+#[path = "text/size.rs"]
+mod size;
 mod text;
 
 #[global_allocator]
@@ -98,42 +99,7 @@ fn dtypes<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Val
     })
 }
 
-/// The size of a model.
-enum Size {
-    Decoder(DecoderSize),
-    Gpt2(Gpt2Size),
-    GptJ(GptJSize),
-}
-
 impl Size {
-    fn read(directory: &Path) -> Result<Self, LoadError> {
-        if directory.is_file() {
-            return Ok(Self::Decoder(DecoderSize::from_gguf(directory)?));
-        }
-        match DecoderSize::from_directory(directory) {
-            Err(ConfigError::Unsupported { field, value, .. })
-                if field == "model_type" && value == "gpt2" =>
-            {
-                Ok(Self::Gpt2(Gpt2Size::from_directory(directory)?))
-            }
-            Err(ConfigError::Unsupported { field, value, .. })
-                if field == "model_type" && (value == "gptj" || value == "phi") =>
-            {
-                Ok(Self::GptJ(GptJSize::from_directory(directory)?))
-            }
-            size => Ok(Self::Decoder(size?)),
-        }
-    }
-
-    /// The longest text.
-    fn length(&self) -> usize {
-        match self {
-            Self::Decoder(size) => size.length,
-            Self::Gpt2(size) => size.length,
-            Self::GptJ(size) => size.length,
-        }
-    }
-
     fn cache_bytes(&self, texts: usize, length: usize, [stored, computed]: [DType; 2]) -> u64 {
         match self {
             Self::Decoder(size) => size.cache_bytes(texts, length, stored, computed),

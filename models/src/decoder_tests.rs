@@ -184,7 +184,7 @@ mod tests {
                 checkpoint(&block, x, |(block, rotary), x| block.forward(x, rotary, Part::default()))
             });
             let x = model.normalized(x);
-            let recomputed = next_token_loss(x, &model.words, model.head.as_ref(), None, next);
+            let recomputed = next_token_loss(x, &model.words, model.head.as_ref(), None, next, None);
             let [(loss, expected), (recomputed, found)] = [kept, recomputed].map(|loss| {
                 let of = loss.clone().backward();
                 (loss.into_data(), gradients(&model, &of))

@@ -133,7 +133,11 @@ impl Decoder for Gpt2 {
     }
 
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        next_token_loss(self.hidden(tokens), &self.words, None, None, next)
+        next_token_loss(self.hidden(tokens), &self.words, None, None, next, None)
+    }
+
+    fn loss_of_some(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>, counts: Tensor<2>) -> Tensor<1> {
+        next_token_loss(self.hidden(tokens), &self.words, None, None, next, Some(counts))
     }
 }
 

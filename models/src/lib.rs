@@ -71,6 +71,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::{attention, linear};
                 include!("t5.rs");
+                include!("t5_encoder.rs");
                 $($(include!($t5);)*)?
             }
 
@@ -98,6 +99,7 @@ macro_rules! models {
                 use super::loss::next_token_loss;
                 use functional::linear;
                 include!("decoder.rs");
+                include!("mixture.rs");
                 $($(include!($decoder);)*)?
             }
 
@@ -153,9 +155,9 @@ models!(
     burn_memsave::functional::attention,
     crate::rotate::rotate,
     "fused_loss.rs",
-    ["decoder_inference.rs", "decoder_training.rs"],
-    [],
-    [],
+    ["decoder_inference.rs"],
+    ["gpt2_inference.rs"],
+    ["gptj_inference.rs"],
     [],
     []
 );
@@ -184,6 +186,24 @@ pub trait Decoder: Module {
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
     /// The mean cross entropy of the tokens that follow, `[batch, length]`.
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
+    /// The mean cross entropy of the tokens in `next [batch, length]` for which `counts [batch, length]` is 1. Tokens for which it is 0 are not
+    /// learned: questions, or padding, which belongs after a text, where no other token sees it. If it is 0 everywhere, the result is NaN.
+    ///
+    /// The decoders of [`fused`] compute logits in chunks, and read a lazy head that is not in memory once, block by block.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor, Tolerance};
+    /// use burn_memsave_models::{Decoder, DecoderSize, fused::decoder::Llama};
+    ///
+    /// let device = Device::flex();
+    /// let model = Llama::new(&DecoderSize::LLAMA_3_2_1B.tiny(), &device);
+    /// let [text, next] = [[[1, 2, 3]], [[2, 3, 4]]].map(|tokens| Tensor::<2, Int>::from_ints(tokens, &device));
+    /// let [padded, follows] = [[[1, 2, 3, 0]], [[2, 3, 4, 0]]].map(|tokens| Tensor::<2, Int>::from_ints(tokens, &device));
+    /// let counts = Tensor::<2>::from_floats([[1.0, 1.0, 1.0, 0.0]], &device);
+    /// let loss = model.loss_of_some(padded, follows, counts).into_data();
+    /// loss.assert_approx_eq::<f32>(&model.loss(text, next).into_data(), Tolerance::default());
+    /// ```
+    fn loss_of_some(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>, counts: Tensor<2>) -> Tensor<1>;
 }
 
 /// A network that predicts the next token of a text, given another text. In a batch, all given texts have one

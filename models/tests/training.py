@@ -1,4 +1,5 @@
-"""Fine-tuning that begins in burn-memsave and goes on in `peft`. `make`: writes a small Llama. `continue`: trains the adapters in `ours`, and
+"""Fine-tuning that begins in burn-memsave and goes on in `peft`. `make`: writes a small network
+of a family. `continue`: trains the adapters in `ours`, and
 writes the losses, and the adapters, to `theirs`."""
 
 import json
@@ -9,14 +10,23 @@ from pathlib import Path
 import torch
 from peft import AutoPeftModelForCausalLM
 from small import decoder
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, LlamaConfig, PhiConfig
 
 warnings.filterwarnings("ignore")
-what, directory = sys.argv[1], Path(sys.argv[2])
+what, directory = sys.argv[1], Path(sys.argv[-1])
 torch.manual_seed(0)
 
 if what == "make":
-    LlamaForCausalLM(LlamaConfig(**decoder)).save_pretrained(directory / "base")
+    gpt = dict(vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=64)
+    gpt |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    del decoder["num_key_value_heads"], decoder["rms_norm_eps"]
+    configs = {
+        "llama": LlamaConfig(**decoder, num_key_value_heads=2, rms_norm_eps=1e-5),
+        "gpt2": GPT2Config(**gpt),
+        "gptj": GPTJConfig(**gpt, rotary_dim=4),
+        "phi": PhiConfig(**decoder),
+    }
+    AutoModelForCausalLM.from_config(configs[sys.argv[2]]).save_pretrained(directory / "base")
     sys.exit()
 
 run = json.loads((directory / "run.json").read_text())

@@ -9,7 +9,7 @@
 //! | Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text) | yes | yes | |
 //! | Mixtral, Qwen2-MoE, Qwen3-MoE | yes | attentions | |
 //! | Phi-3, Phi-3.5, Phi-4 | yes | outputs of attentions and of feed-forward layers | |
-//! | GPT-2, GPT-J, Phi-1, Phi-1.5, Phi-2 | yes | not yet | |
+//! | GPT-2, GPT-J, Phi-1, Phi-1.5, Phi-2 | yes | yes, without dropout of attention weights | |
 //! | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ViT | | | yes |
 //! | T5 1.0, T5 1.1, FLAN-T5 | `T5::reader`, in code | not yet | of the encoder |
 //! | Whisper | `Whisper::listener`, in code | not yet | of the encoder, in code |

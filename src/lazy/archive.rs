@@ -3,7 +3,7 @@
 //!
 //! burn-store reads the same archives, but does not tell the places. What this file does not understand, it leaves to burn-store.
 use super::LazyError;
-use super::source::{OpenFile, Span};
+use super::open_file::{OpenFile, Span};
 use burn::tensor::DType;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -2,7 +2,8 @@
 use super::format;
 use super::gguf;
 use super::names::{self, Replacement};
-use super::source::{Entry, OpenFile, Opener, Origin};
+use super::open_file::{OpenFile, Opener};
+use super::source::{Entry, Origin};
 use super::tensors::{Tensors, Unreadable};
 use super::{LazyError, RowOrders};
 use crate::burn_next::{handed, packed};

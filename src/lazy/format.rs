@@ -1,7 +1,8 @@
 //! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
 use super::archive::{self, Archive, Placed};
+use super::open_file::{OpenFile, Opener, Span};
 use super::packed::{self, Float8, Packing};
-use super::source::{Entry, OpenFile, Opener, Origin, Span, countable};
+use super::source::{Entry, Origin, countable};
 use super::tensors::{Tensors, Unreadable};
 use super::{LazyError, gguf, quantized};
 use crate::burn_next::{StoreTensor, packed};

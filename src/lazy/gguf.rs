@@ -1,7 +1,8 @@
 //! Reads the headers of GGUF files, by `gguf-rs-lib`: the tensors, and what is said of the model.
 use super::LazyError;
+use super::open_file::{OpenFile, Opener, Span};
 use super::packed::{Blocks, Packing};
-use super::source::{Entry, OpenFile, Opener, Span, countable};
+use super::source::{Entry, countable};
 use super::tensors::{Tensors, Unreadable};
 use burn::tensor::{DType, Shape};
 use burn_memsave_layers::frozen::BlockFormat;

@@ -11,7 +11,9 @@ use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
 use burn_memsave_layers::follow_path;
-use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, PackedRows, Resident};
+use burn_memsave_layers::frozen::{
+    DeviceBudget, FrozenWeight, LazyWeight, PackedElements, PackedRows, Resident,
+};
 use burn_memsave_layers::visit::VisitPath;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -452,11 +454,12 @@ impl FrozenWeight for FileWeight {
 }
 
 impl PackedRows for FileWeight {
-    fn unpack(&self, row: usize, out: &mut [f32]) {
+    fn read_packed(&self, rows: Range<usize>) -> Box<dyn PackedElements + '_> {
         let entry = &self.weight().entry;
         let packing = entry.packing().expect("only packed weights give their rows");
-        let unpacked = packing.unpack(row * entry.tensor.shape[1], out);
-        unpacked.unwrap_or_else(|error| panic!("{}", entry.error(error)));
+        let width = entry.tensor.shape[1];
+        let read = packing.read(rows.start * width, rows.len() * width);
+        read.unwrap_or_else(|error| panic!("{}", entry.error(error)))
     }
 
     fn were_used(&self) {

@@ -47,6 +47,7 @@ mod format;
 mod gguf;
 mod load;
 mod names;
+mod open_file;
 mod options;
 mod packed;
 mod parts;

@@ -6,18 +6,18 @@
 //! | `ggml` (GGUF) | blocks of 32 or 256, 2 to 8 bits | in the blocks |
 //! | bitsandbytes | 4 bits: indices of a table of 16 numbers (`nf4`, `fp4`) | `absmax`, one for 64 elements; themselves indices of a table of 256, if scales are packed, too |
 //! | float8 checkpoints | `float8_e4m3fn` | `weight_scale_inv` for blocks of 128 x 128 (DeepSeek, Qwen3), or `weight_scale` for each row or for all |
-use super::source::{Entry, Origin, Span, Unpack, countable};
+use super::open_file::Span;
+use super::source::{AT_ONCE, Entry, Origin, Unpack, countable};
 use super::tensors::{Tensors, Unreadable};
 use burn::tensor::{DType, Shape};
-use burn_memsave_layers::frozen::{BlockFormat, FLOAT8_E4M3, ScaledMatrix, unpack_float8, unpack_nibbles};
+use burn_memsave_layers::frozen::{
+    BlockFormat, FLOAT8_E4M3, PackedElements, ScaledMatrix, unpack_float8, unpack_nibbles,
+};
 use serde::Deserialize;
 use std::any::Any;
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
-
-/// Elements that are unpacked at a time: a multiple of every block.
-const AT_ONCE: usize = 1 << 20;
 
 /// How the elements of a tensor are packed, and where.
 #[derive(Debug)]
@@ -53,28 +53,22 @@ impl Unpack for Packing {
         }
     }
 
-    fn unpack(&self, first: usize, out: &mut [f32]) -> io::Result<()> {
-        // The elements that have a scale in common.
+    fn read(&self, first: usize, count: usize) -> io::Result<Box<dyn PackedElements + '_>> {
         let unit = match self {
             Self::Blocks(blocks) => blocks.format.elements(),
             Self::Nibbles(nibbles) => nibbles.block,
             Self::Float8(_) => 1,
-            Self::Part { whole, first: of_part, .. } => return whole.unpack(of_part + first, out),
+            Self::Part { whole, first: of_part, .. } => return whole.read(of_part + first, count),
         };
         let before = first % unit;
-        let within = if before == 0 { 0 } else { (unit - before).min(out.len()) };
-        let (head, rest) = out.split_at_mut(within);
-        if !head.is_empty() {
-            let mut unit = vec![0.0; before + head.len()];
-            self.unpack_units(first - before, &mut unit)?;
-            head.copy_from_slice(&unit[before..]);
-        }
-        let mut at = first + within;
-        for out in rest.chunks_mut(AT_ONCE / unit * unit) {
-            self.unpack_units(at, out)?;
-            at += out.len();
-        }
-        Ok(())
+        let (first, count) = (first - before, before + count);
+        let units = match self {
+            Self::Blocks(blocks) => blocks.read(first, count)?,
+            Self::Nibbles(nibbles) => nibbles.read(first, count)?,
+            Self::Float8(float8) => float8.read(first, count)?,
+            Self::Part { .. } => unreachable!("the whole has read it"),
+        };
+        Ok(Box::new(Elements { unit, before, units }))
     }
 
     fn check_unchanged(&self) -> io::Result<()> {
@@ -92,14 +86,79 @@ impl Unpack for Packing {
     }
 }
 
-impl Packing {
+/// Elements that have been read.
+struct Elements<'a> {
+    /// The elements that have a scale in common.
+    unit: usize,
+    /// Elements of the first unit that were not asked for.
+    before: usize,
+    units: Units<'a>,
+}
+
+/// Whole units of elements, the last of which may be cut.
+enum Units<'a> {
+    Blocks {
+        format: BlockFormat,
+        blocks: Cow<'a, [u8]>,
+    },
+    Nibbles {
+        codes: Cow<'a, [u8]>,
+        table: &'a [f32; 16],
+        scales: Vec<f32>,
+        block: usize,
+    },
+    /// The first element is `first` of the matrix, counted from the first row of the first block whose scale is there.
+    Float8 {
+        codes: Cow<'a, [u8]>,
+        columns: usize,
+        block: [usize; 2],
+        scales: Vec<f32>,
+        first: usize,
+    },
+}
+
+impl PackedElements for Elements<'_> {
+    fn unpack(&self, first: usize, out: &mut [f32]) {
+        let first = self.before + first;
+        let before = first % self.unit;
+        let within = if before == 0 { 0 } else { (self.unit - before).min(out.len()) };
+        let (head, rest) = out.split_at_mut(within);
+        if !head.is_empty() {
+            let mut unit = vec![0.0; before + head.len()];
+            self.units.unpack(first - before, &mut unit);
+            head.copy_from_slice(&unit[before..]);
+        }
+        self.units.unpack(first + within, rest);
+    }
+}
+
+impl Units<'_> {
     /// Unpacks elements, beginning with the first one of a unit.
-    fn unpack_units(&self, first: usize, out: &mut [f32]) -> io::Result<()> {
+    fn unpack(&self, first: usize, out: &mut [f32]) {
         match self {
-            Self::Blocks(blocks) => blocks.unpack(first, out),
-            Self::Nibbles(nibbles) => nibbles.unpack(first, out),
-            Self::Float8(float8) => float8.unpack(first, out),
-            Self::Part { .. } => unreachable!("a part has the units of the whole"),
+            _ if out.is_empty() => {}
+            Self::Blocks { format, blocks } => {
+                let (elements, bytes) = (format.elements(), format.bytes());
+                let (whole, rest) = out.split_at_mut(out.len() / elements * elements);
+                let (of_whole, of_rest) =
+                    blocks[first / elements * bytes..].split_at(whole.len() / elements * bytes);
+                format.unpack(of_whole, whole);
+                if !rest.is_empty() {
+                    let mut last = vec![0.0; elements];
+                    format.unpack(&of_rest[..bytes], &mut last);
+                    rest.copy_from_slice(&last[..rest.len()]);
+                }
+            }
+            Self::Nibbles { codes, table, scales, block } => {
+                let codes = &codes[first / 2..][..out.len().div_ceil(2)];
+                let scales = &scales[first / block..][..out.len().div_ceil(*block)];
+                unpack_nibbles(codes, table, scales, *block, out);
+            }
+            Self::Float8 { codes, columns, block, scales, first: of_codes } => {
+                let matrix =
+                    ScaledMatrix { columns: *columns, block: *block, scales, first: of_codes + first };
+                unpack_float8(&codes[first..][..out.len()], &FLOAT8_E4M3, matrix, out);
+            }
         }
     }
 }
@@ -133,19 +192,10 @@ impl Blocks {
         Self { name: format!("{format:?}"), format, span }
     }
 
-    fn unpack(&self, first: usize, out: &mut [f32]) -> io::Result<()> {
-        let (elements, bytes) = (self.format.elements(), self.format.bytes());
-        let blocks = self.span.bytes_at(first / elements * bytes, out.len().div_ceil(elements) * bytes)?;
-        let whole = out.len() / elements;
-        let (of_whole, of_last) = blocks.split_at(whole * bytes);
-        let (out, rest) = out.split_at_mut(whole * elements);
-        self.format.unpack(of_whole, out);
-        if !rest.is_empty() {
-            let mut last = vec![0.0; elements];
-            self.format.unpack(of_last, &mut last);
-            rest.copy_from_slice(&last[..rest.len()]);
-        }
-        Ok(())
+    fn read(&self, first: usize, count: usize) -> io::Result<Units<'_>> {
+        let (format, elements, bytes) = (self.format, self.format.elements(), self.format.bytes());
+        let blocks = self.span.bytes_at(first / elements * bytes, count.div_ceil(elements) * bytes)?;
+        Ok(Units::Blocks { format, blocks })
     }
 }
 
@@ -160,11 +210,10 @@ pub(super) struct Nibbles {
 }
 
 impl Nibbles {
-    fn unpack(&self, first: usize, out: &mut [f32]) -> io::Result<()> {
-        let codes = self.span.bytes_at(first / 2, out.len().div_ceil(2))?;
-        let scales = self.scales.read(first / self.block, out.len().div_ceil(self.block))?;
-        unpack_nibbles(&codes, &self.table, &scales, self.block, out);
-        Ok(())
+    fn read(&self, first: usize, count: usize) -> io::Result<Units<'_>> {
+        let codes = self.span.bytes_at(first / 2, count.div_ceil(2))?;
+        let scales = self.scales.read(first / self.block, count.div_ceil(self.block))?;
+        Ok(Units::Nibbles { codes, table: &self.table, scales, block: self.block })
     }
 }
 
@@ -226,24 +275,18 @@ impl Float8 {
         Self { span, columns: shape.last().copied().unwrap_or(1).max(1), scales: None }
     }
 
-    fn unpack(&self, first: usize, out: &mut [f32]) -> io::Result<()> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        let (codes, columns) = (self.span.bytes_at(first, out.len())?, self.columns);
-        let (scales, block, before) = match &self.scales {
-            None => (vec![1.0], [usize::MAX, columns], 0),
-            Some(BlockScales { entry, block }) => {
-                let across = columns.div_ceil(block[1]);
-                let first_block = first / columns / block[0];
-                let last_block = (first + out.len() - 1) / columns / block[0];
-                let scales = floats(entry, first_block * across, (last_block + 1 - first_block) * across)?;
-                (scales, *block, first_block.saturating_mul(block[0]).saturating_mul(columns))
-            }
+    fn read(&self, first: usize, count: usize) -> io::Result<Units<'_>> {
+        let (codes, columns) = (self.span.bytes_at(first, count)?, self.columns);
+        let Some(BlockScales { entry, block }) = &self.scales else {
+            let block = [usize::MAX, columns];
+            return Ok(Units::Float8 { codes, columns, block, scales: vec![1.0], first });
         };
-        let matrix = ScaledMatrix { columns, block, scales: &scales, first: first - before };
-        unpack_float8(&codes, &FLOAT8_E4M3, matrix, out);
-        Ok(())
+        let across = columns.div_ceil(block[1]);
+        let first_block = first / columns / block[0];
+        let blocks = (first + count).div_ceil(columns).div_ceil(block[0]).saturating_sub(first_block);
+        let scales = floats(entry, first_block * across, blocks * across)?;
+        let before = first_block.saturating_mul(block[0]).saturating_mul(columns);
+        Ok(Units::Float8 { codes, columns, block: *block, scales, first: first - before })
     }
 }
 

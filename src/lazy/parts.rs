@@ -1,7 +1,8 @@
 //! Tensors that are made of those of a file: rows of one, rows of several, copies, and weights of weight normalization.
 use super::names::Replacement;
+use super::open_file::Span;
 use super::packed::Packing;
-use super::source::{Entry, Origin, Span, into_bytes, words_for};
+use super::source::{Entry, Origin, into_bytes, words_for};
 use super::tensors::Tensors;
 use super::{LazyError, WeightFile};
 use burn::tensor::{Bytes, DType, Shape, TensorData};

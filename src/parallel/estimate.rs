@@ -7,7 +7,9 @@ use crate::parameters::{EachOnce, each_once};
 use crate::plan::{OptimizerState, float_bytes};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Tensor};
+use burn_memsave_layers::frozen::Sharing;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Bytes on one device of [`Replicas`](super::Replicas), without what a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,9 +39,10 @@ impl DeviceEstimate {
 pub struct ReplicaEstimate {
     /// By device.
     pub devices: Vec<DeviceEstimate>,
-    /// The most that is sent in a step in which every device has a part of the batch. Frozen weights count twice for every device but their
-    /// owner, once for the forward and once for the backward pass. Weights whose backward pass does not need them, embeddings, of which rows
-    /// are sent, and weights that stay within the budget are sent less often; a weight that is used several times is sent more often.
+    /// What is sent in a step in which every device has a part of the batch. Frozen weights count twice for every device but their owner, once
+    /// for the forward and once for the backward pass. Weights whose backward pass does not need them, embeddings, of which rows
+    /// are sent, and weights that stay within the budget are sent less often. A weight that is used several times is sent more often, as
+    /// is one in a checkpointed segment, whose forward pass runs twice.
     pub sent: Traffic,
 }
 
@@ -52,8 +55,11 @@ pub struct ReplicaEstimate {
 /// frozen weights      F                                                        F / N + budget
 /// gradients sent      (N - 1) T, to the first        (N - 1) T, evenly
 /// values sent         (N - 1) T, from the first      (N - 1) T, evenly
-/// frozen sent         0                                                        at most 2 (N - 1) F
+/// frozen sent         0                                                        2 (N - 1) F
 /// ```
+///
+/// If devices of their own [own the frozen weights](super::FrozenOptions::with_owners), `2 N F` bytes are sent. Two devices of one server
+/// count as two.
 ///
 /// `optimizer` says what the optimizer keeps. Weights of the module that are on their owners already count there. Those in files, and those on
 /// devices that are not among these, do not count.
@@ -88,24 +94,34 @@ pub fn estimate_replicas<M: Module>(
     if count == 0 {
         return Err(ParallelError::NoDevices);
     }
+    let module = &module.valid().train(); // what replicas are made of
     let mut each = vec![DeviceEstimate::default(); count];
-    let mut divided = 0;
+    let mut sent_frozen = 0;
+    // By a device that may be none of these.
+    let sent_by =
+        |owner: Option<usize>, bytes: u64| 2 * (count - usize::from(owner.is_some())) as u64 * bytes;
 
     // Weights that are on their owners already, or will be.
     let lazy = lazy_paths(module);
+    let mut sharing: Vec<Arc<Sharing>> = vec![];
     for weight in owned_weights(module, &lazy) {
         let Some(weight) = weight.on_device() else { continue };
-        divided += weight.bytes();
-        if let Some(owner) = devices.iter().position(|device| device == weight.device()) {
+        let owner = devices.iter().position(|device| device == weight.device());
+        if let Some(owner) = owner {
             each[owner].frozen += weight.bytes();
         }
+        sent_frozen += sent_by(owner, weight.bytes());
+        if !sharing.iter().any(|known| Arc::ptr_eq(known, weight.sharing())) {
+            sharing.push(weight.sharing().clone());
+        }
     }
+    let budget: u64 = sharing.iter().map(|sharing| sharing.budget()).sum();
+    each.iter_mut().for_each(|device| device.budget = budget);
     let mut moved = 0;
     if let Some(frozen) = &options.frozen {
         let weights = Weights::of(module, frozen)?;
         moved = weights.bytes.iter().sum();
-        divided += moved;
-        each.iter_mut().for_each(|device| device.budget = frozen.budget);
+        each.iter_mut().for_each(|device| device.budget += frozen.budget);
         let owners = frozen.owners.as_deref().unwrap_or(devices);
         if owners.is_empty() {
             return Err(ParallelError::NoDevices);
@@ -118,6 +134,7 @@ pub fn estimate_replicas<M: Module>(
             if let Some(owner) = position {
                 each[owner].frozen += bytes;
             }
+            sent_frozen += sent_by(position, *bytes);
         }
     }
 
@@ -134,8 +151,7 @@ pub fn estimate_replicas<M: Module>(
         each[owner].optimizer += state;
     }
     let others = count as u64 - 1;
-    let sent =
-        Traffic { gradients: others * of_trained, values: others * of_trained, frozen: 2 * others * divided };
+    let sent = Traffic { gradients: others * of_trained, values: others * of_trained, frozen: sent_frozen };
     Ok(ReplicaEstimate { devices: each, sent })
 }
 
@@ -161,6 +177,10 @@ impl EachOnce for Parameters<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]) {
         let (dtype, elements) = (param.base().dtype(), param.lazy_shape().num_elements() as u64);
         if param.is_require_grad() {
+            // One that was not initialized before this visit is visited at every place.
+            if self.trained.iter().any(|(id, ..)| *id == param.id) {
+                return;
+            }
             let (bytes, state) =
                 (elements * dtype.size() as u64, self.optimizer.bytes(elements, dtype.size() as u64));
             self.trained.push((param.id, bytes, state));

@@ -50,6 +50,11 @@ impl Sharing {
         Arc::new(Self { budget, read_ahead, sent: AtomicU64::new(0), on_way: Mutex::default() })
     }
 
+    /// The bytes of copies that may stay on each device.
+    pub fn budget(&self) -> u64 {
+        self.budget.bytes()
+    }
+
     /// The bytes that were sent from device to device.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)

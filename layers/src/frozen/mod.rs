@@ -68,7 +68,7 @@ mod weight;
 pub use device_weight::{DeviceWeight, Sharing};
 pub use lazy::{LazyWeight, unplaced};
 pub(crate) use packed_product::{packed_logits, packed_product};
-pub use packed_rows::PackedRows;
+pub use packed_rows::{PackedElements, PackedRows};
 pub use recorded::Recorded;
 pub use resident::{DeviceBudget, Resident};
 pub(crate) use resident::{is_host, like};

@@ -44,8 +44,11 @@ fn rows_product<'a, const D: usize>(
     let outputs = param.lazy_shape()[usize::from(of_transpose)];
     let values = x.to_data();
     let size = [rows, shape[D - 1], outputs];
-    let unpack = |row: usize, out: &mut [f32]| packed.unpack(row, out);
-    let product = unpacked_rows::product(values.as_slice::<f32>().ok()?, size, unpack);
+    let read = |rows| {
+        let packed = packed.read_packed(rows);
+        move |first: usize, out: &mut [f32]| packed.unpack(first, out)
+    };
+    let product = unpacked_rows::product(values.as_slice::<f32>().ok()?, size, read);
     packed.were_used();
     shape[D - 1] = outputs;
     Some((Tensor::from_data(TensorData::new(product, shape), &device), lazy.adapter()))

@@ -1,14 +1,14 @@
 //! Rows of a matrix that are packed, for products that unpack a part of them at a time.
-use core::fmt::Debug;
+use core::{fmt::Debug, ops::Range};
 
-/// Rows that are unpacked whenever they are used.
+/// A matrix whose rows are read and unpacked whenever they are used.
 pub trait PackedRows: Debug + Send + Sync {
-    /// Unpacks elements of consecutive rows, beginning with the first element of this row, until `out` is full.
+    /// Reads rows.
     ///
     /// # Panics
     ///
     /// Panics if the rows can no longer be read, as [`FrozenWeight::read`](super::FrozenWeight::read).
-    fn unpack(&self, row: usize, out: &mut [f32]);
+    fn read_packed(&self, rows: Range<usize>) -> Box<dyn PackedElements + '_>;
 
     /// Called after a product with all rows. By default, does nothing.
     ///
@@ -16,4 +16,10 @@ pub trait PackedRows: Debug + Send + Sync {
     ///
     /// Panics if what was unpacked may not be what it was before.
     fn were_used(&self) {}
+}
+
+/// Elements that have been read, and are still packed.
+pub trait PackedElements {
+    /// Unpacks elements, beginning with `first` of those that were read, until `out` is full.
+    fn unpack(&self, first: usize, out: &mut [f32]);
 }

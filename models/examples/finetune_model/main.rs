@@ -8,24 +8,29 @@
 //! `AutoPeftModelForCausalLM.from_pretrained("adapter")` then loads it. As many blocks are recomputed as the budget of a step requires. Logits
 //! are computed in chunks. The optimizer keeps 8 bits. A run that was stopped goes on with `--resume`, to the bit.
 //!
-//! It trains decoders in the style of Llama. An adapter that Python's `peft` could not load is refused before the first step: those of experts
-//! and of other feed-forward layers beside them, and of Phi-3 those of queries, keys, values and gates, which are parts of layers there.
+//! An adapter that Python's `peft` could not load is refused before the first step: those of experts and of other feed-forward layers beside
+//! them, and of Phi-3 those of queries, keys, values and gates, which are parts of layers there.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, Device, Tensor};
-use burn_memsave::lazy::LazyOptions;
+use burn_memsave::lazy::{LazyOptions, LazyReport, WeightFile};
 use burn_memsave::lora::Dora;
 use burn_memsave::measure::{ResidentMemory, RunMemory, TrackingAllocator, mib};
 use burn_memsave::optim::AdamW8bitConfig;
 use burn_memsave::peft::PeftConfig;
 use burn_memsave::plan::{ProfileOptions, auto_checkpoint, micro_batched};
 use burn_memsave_models::hugging_face::{self, HuggingFace};
-use burn_memsave_models::{DecoderSize, fused::decoder::Llama};
+use burn_memsave_models::{
+    Decoder,
+    fused::{decoder::Llama, gpt2::Gpt2, gptj::GptJ},
+};
 use bytesize::ByteSize;
 use checkpoint::Checkpoint;
 use clap::Parser;
+use family::Family;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
+use size::Size;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,33 +40,15 @@ use texts::{Part, Texts};
 
 #[path = "../../../examples/finetune_ddp/checkpoint.rs"]
 mod checkpoint;
+mod family;
+#[path = "../text/size.rs"]
+mod size;
 #[path = "../text/mod.rs"]
 mod text;
 mod texts;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
-
-/// The dense layers of a block for which Python's `peft` has adapters.
-fn default_targets(size: &DecoderSize) -> &'static str {
-    match (size.joined, size.experts) {
-        // Others are parts of layers there.
-        (true, _) => r"attention\.output|down",
-        (false, Some(_)) => r"attention\.(query|key|value|output)",
-        (false, None) => r"attention\.(query|key|value|output)|gate\.linear_(inner|outer)|down",
-    }
-}
-
-/// The names of these layers in Python, and here.
-const NAMES: [(&str, &str); 7] = [
-    ("q_proj", r"attention\.query"),
-    ("k_proj", r"attention\.key"),
-    ("v_proj", r"attention\.value"),
-    ("o_proj", r"attention\.output"),
-    ("gate_proj", r"gate\.linear_inner"),
-    ("up_proj", r"gate\.linear_outer"),
-    ("down_proj", "down"),
-];
 
 /// Fine-tunes a model of Hugging Face whose weights stay in their file, and writes the adapter for Python's `peft`.
 #[derive(Parser)]
@@ -152,15 +139,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
     let device = device().autodiff();
-    let size = match args.model.is_file() {
-        true => DecoderSize::from_gguf(&args.model)?,
-        false => DecoderSize::from_directory(&args.model)?,
-    };
-    if args.export.is_some() && size.joined {
+    let size = Size::read(&args.model)?;
+    let family = Family::of(&size);
+    if args.export.is_some() && family.joined {
         let reason = "Python has one layer for queries, keys and values, and one for both halves of a gate";
         return Err(format!("--export cannot write this model: {reason}").into());
     }
-    let targets = args.targets.as_deref().unwrap_or(default_targets(&size));
     if args.model.is_file() && args.tokenizer.is_none() {
         return Err("a GGUF file needs --tokenizer, the directory of the same model in Python".into());
     }
@@ -173,7 +157,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::metadata(tokenizer.join("config.json"))
             .map_err(|error| format!("{}: config.json: {error}", tokenizer.display()))?;
     }
-    let (texts, dropped) = Texts::read(tokenizer, &args.data, size.vocabulary, args.length.min(size.length))?;
+    let longest = args.length.min(family.length);
+    let (texts, dropped) = Texts::read(tokenizer, &args.data, family.vocabulary, longest)?;
     println!("{} texts, {} tokens to learn", texts.len(), texts.learned());
     if dropped > 0 {
         println!("{dropped} texts are left out: after {} tokens nothing is left to learn", args.length);
@@ -181,95 +166,126 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let options =
         LazyOptions::new().with_budget(args.budget.as_u64()).with_dtype(DType::F32).with_prefetch(2);
-    let size = size.with_length(texts.longest());
-    let (model, report) = Llama::load(&size, &args.model, &options, &device)?;
-    let alpha = args.alpha.unwrap_or(2.0 * args.lora as f64);
-    let mut model = adapted(model, targets, &args, alpha, &device)?;
-    let trained = trained_bytes(&model);
-    if trained == 0 {
-        let usual = default_targets(&size);
-        return Err(format!("no layer has the name {targets}: there are {usual}").into());
-    }
-    let base = fs::canonicalize(tokenizer)?;
-    let config =
-        PeftConfig::new(args.lora, alpha).with_base_model(base.to_string_lossy()).with_task_type("CAUSAL_LM");
-    hugging_face::check_adapters(&model, &config)?;
-    let mut optimizer = AdamW8bitConfig::new().init_for(&model);
-    let at_once = args.at_once.min(args.batch_size).min(texts.len());
-    let steps = (args.epochs * texts.len().div_ceil(args.batch_size)).min(args.steps.unwrap_or(usize::MAX));
-
-    let checkpoint = Checkpoint::new(args.output.join("state"), run(&args, targets, &texts, alpha));
-    let mut done = 0;
-    match (args.resume, checkpoint.last()) {
-        (true, _) => (model, optimizer, done) = checkpoint.load(model, optimizer)?,
-        (false, Some(_)) => {
-            return Err(
-                format!("{} has a run already: --resume goes on with it", args.output.display()).into()
-            );
+    let (file, length) = (WeightFile::open(&args.model)?, texts.longest());
+    let run =
+        Run { family, texts, tokenizer: tokenizer.clone(), device: device.clone(), idle, idle_heap, args };
+    match size {
+        Size::Decoder(size) => {
+            run.train(Llama::from_file(&size.with_length(length), file, &options, &device)?)
         }
-        (false, None) => (),
+        Size::Gpt2(size) => run.train(Gpt2::from_file(&size, file, &options, &device)?),
+        Size::GptJ(size) => run.train(GptJ::from_file(&size.with_length(length), file, &options, &device)?),
     }
-    let loss = |model: &Llama, (tokens, (next, learned)): Part| model.loss_of_some(tokens, next, learned);
-    let longest = texts.longest_part(at_once, &device);
-    // The sums of all gradients, and what the optimizer makes of the largest, come on top of a part.
-    let of_part = args.step_budget.as_u64().saturating_sub(2 * trained);
-    let plan = auto_checkpoint(&model, longest, of_part, &ProfileOptions::new(), loss)?;
-    let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
-    println!("{recomputed} of {} blocks are recomputed in the backward pass", plan.blocks().count());
+}
 
-    let mut memory = args.plot.is_some().then(|| RunMemory::start(&device));
-    let bar = ProgressBar::new(steps as u64)
-        .with_style(ProgressStyle::with_template(
-            "{bar:30} {pos}/{len}, {elapsed} of {duration}, loss {msg}",
-        )?)
-        .with_position(done as u64);
-    let begin = Instant::now();
-    let begun = done;
-    while done < steps {
-        let parts = texts.parts(done, args.batch_size, at_once, args.seed, &device);
-        let (mean, gradients) = micro_batched(&model, parts, |model, part| plan.scope(|| loss(model, part)))?;
-        let learning_rate = args.learning_rate * (1.0 - done as f64 / steps as f64);
-        model = optimizer.step(learning_rate, model, gradients);
-        done += 1;
-        memory.iter_mut().for_each(RunMemory::step);
-        let mean = mean.into_scalar::<f32>();
-        bar.set_message(format!("{mean:.4}"));
-        bar.inc(1);
-        if bar.is_hidden() {
-            println!("step {done} of {steps}: loss {mean:.6}");
-        }
-        if done.is_multiple_of(args.save_every) || done == steps {
-            fs::create_dir_all(&args.output)?;
-            checkpoint.save(&model, &optimizer, done)?;
-        }
-    }
-    bar.finish();
-    hugging_face::save_adapters(&model, &config, &args.output)?;
-    // Before the peak is asked for: meanwhile that is the peak of a step.
-    if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
-        fs::write(path, memory.to_svg())?;
-    }
+/// A run, but for its model.
+struct Run {
+    args: Args,
+    family: Family,
+    texts: Texts,
+    /// The directory of the tokenizer.
+    tokenizer: PathBuf,
+    device: Device,
+    /// The memory before anything was read.
+    idle: Option<ResidentMemory>,
+    idle_heap: u64,
+}
 
-    let seconds = begin.elapsed().as_secs_f64() / (done - begun).max(1) as f64;
-    let resident =
-        ResidentMemory::of_process().zip(idle).map(|(now, idle)| now.peak.saturating_sub(idle.live));
-    println!(
-        "{seconds:.2} s per step, heap peak {} MiB, RSS peak {}\nweights: {}\nthe adapter is in {}",
-        mib(TrackingAllocator::peak() - idle_heap),
-        resident.map_or_else(|| "unknown".into(), |bytes| format!("{} MiB", mib(bytes))),
-        report.cache.statistics(),
-        args.output.display(),
-    );
-    if let Some(directory) = &args.export {
-        export(&model, &config, size.vocabulary, tokenizer, directory)?;
-        println!("the merged model is in {}", directory.display());
+impl Run {
+    fn train<M: HuggingFace + Decoder>(self, (model, report): (M, LazyReport)) -> Result<(), Box<dyn Error>> {
+        let Self { args, family, texts, tokenizer, device, idle, idle_heap } = self;
+        let targets = args.targets.as_deref().unwrap_or(family.targets);
+        let alpha = args.alpha.unwrap_or(2.0 * args.lora as f64);
+        let mut model = adapted(model, &family.named_here(targets), &args, alpha, &device)?;
+        let trained = trained_bytes(&model);
+        if trained == 0 {
+            return Err(format!("no layer has the name {targets}: there are {}", family.targets).into());
+        }
+        let base = fs::canonicalize(&tokenizer)?;
+        let config = PeftConfig::new(args.lora, alpha)
+            .with_base_model(base.to_string_lossy())
+            .with_task_type("CAUSAL_LM");
+        hugging_face::check_adapters(&model, &config)?;
+        let mut optimizer = AdamW8bitConfig::new().init_for(&model);
+        let at_once = args.at_once.min(args.batch_size).min(texts.len());
+        let steps =
+            (args.epochs * texts.len().div_ceil(args.batch_size)).min(args.steps.unwrap_or(usize::MAX));
+
+        let checkpoint = Checkpoint::new(args.output.join("state"), settings(&args, targets, &texts, alpha));
+        let mut done = 0;
+        match (args.resume, checkpoint.last()) {
+            (true, _) => (model, optimizer, done) = checkpoint.load(model, optimizer)?,
+            (false, Some(_)) => {
+                return Err(
+                    format!("{} has a run already: --resume goes on with it", args.output.display()).into()
+                );
+            }
+            (false, None) => (),
+        }
+        let loss = |model: &M, (tokens, (next, learned)): Part| model.loss_of_some(tokens, next, learned);
+        let longest = texts.longest_part(at_once, &device);
+        // The sums of all gradients, and what the optimizer makes of the largest, come on top of a part.
+        let of_part = args.step_budget.as_u64().saturating_sub(2 * trained);
+        let plan = auto_checkpoint(&model, longest, of_part, &ProfileOptions::new(), loss)?;
+        let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
+        println!("{recomputed} of {} blocks are recomputed in the backward pass", plan.blocks().count());
+
+        let mut memory = args.plot.is_some().then(|| RunMemory::start(&device));
+        let bar = ProgressBar::new(steps as u64)
+            .with_style(ProgressStyle::with_template(
+                "{bar:30} {pos}/{len}, {elapsed} of {duration}, loss {msg}",
+            )?)
+            .with_position(done as u64);
+        let begin = Instant::now();
+        let begun = done;
+        while done < steps {
+            let parts = texts.parts(done, args.batch_size, at_once, args.seed, &device);
+            device.seed(args.seed.wrapping_add(done as u64)); // what is dropped in a step follows from its number
+            let (mean, gradients) =
+                micro_batched(&model, parts, |model, part| plan.scope(|| loss(model, part)))?;
+            let learning_rate = args.learning_rate * (1.0 - done as f64 / steps as f64);
+            model = optimizer.step(learning_rate, model, gradients);
+            done += 1;
+            memory.iter_mut().for_each(RunMemory::step);
+            let mean = mean.into_scalar::<f32>();
+            bar.set_message(format!("{mean:.4}"));
+            bar.inc(1);
+            if bar.is_hidden() {
+                println!("step {done} of {steps}: loss {mean:.6}");
+            }
+            if done.is_multiple_of(args.save_every) || done == steps {
+                fs::create_dir_all(&args.output)?;
+                checkpoint.save(&model, &optimizer, done)?;
+            }
+        }
+        bar.finish();
+        hugging_face::save_adapters(&model, &config, &args.output)?;
+        // Before the peak is asked for: meanwhile that is the peak of a step.
+        if let (Some(path), Some(memory)) = (&args.plot, memory.take()) {
+            fs::write(path, memory.to_svg())?;
+        }
+
+        let seconds = begin.elapsed().as_secs_f64() / (done - begun).max(1) as f64;
+        let resident =
+            ResidentMemory::of_process().zip(idle).map(|(now, idle)| now.peak.saturating_sub(idle.live));
+        println!(
+            "{seconds:.2} s per step, heap peak {} MiB, RSS peak {}\nweights: {}\nthe adapter is in {}",
+            mib(TrackingAllocator::peak() - idle_heap),
+            resident.map_or_else(|| "unknown".into(), |bytes| format!("{} MiB", mib(bytes))),
+            report.cache.statistics(),
+            args.output.display(),
+        );
+        if let Some(directory) = &args.export {
+            export(&model, &config, family.vocabulary, &tokenizer, directory)?;
+            println!("the merged model is in {}", directory.display());
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Writes the model, and copies what belongs to it from its directory.
-fn export(
-    model: &Llama,
+fn export<M: HuggingFace + Decoder>(
+    model: &M,
     config: &PeftConfig,
     vocabulary: usize,
     from: &Path,
@@ -299,15 +315,13 @@ fn export(
 }
 
 /// The model with adapters on the layers that were asked for. Everything else is frozen.
-fn adapted(
-    model: Llama,
+fn adapted<M: Module>(
+    model: M,
     targets: &str,
     args: &Args,
     alpha: f64,
     device: &Device,
-) -> Result<Llama, Box<dyn Error>> {
-    let targets =
-        NAMES.iter().fold(targets.to_string(), |targets, (there, here)| targets.replace(there, here));
+) -> Result<M, Box<dyn Error>> {
     let layers = format!(r"^blocks\.\d+\.({targets})\.weight$");
     let group = ParamGroup::from_regex(&layers).map_err(|error| format!("{error:?}"))?;
     let lora = Lora::new(args.lora, alpha).set_param_group(group);
@@ -320,7 +334,7 @@ fn adapted(
 }
 
 /// The bytes of all parameters that are trained.
-fn trained_bytes(model: &Llama) -> u64 {
+fn trained_bytes(model: &impl Module) -> u64 {
     struct Trained(u64);
     impl ModuleVisitor for Trained {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -335,7 +349,7 @@ fn trained_bytes(model: &Llama) -> u64 {
 }
 
 /// What determines the steps of a run.
-fn run(args: &Args, targets: &str, texts: &Texts, alpha: f64) -> String {
+fn settings(args: &Args, targets: &str, texts: &Texts, alpha: f64) -> String {
     let Args {
         model, data, lora, dora, length, batch_size, at_once, epochs, steps, learning_rate, seed, ..
     } = args;

@@ -291,18 +291,22 @@ impl<'a> Adjoint<'a> {
         let step = may_hold / (threads * (buffers + of_sums) * widest).max(1);
         let step = step.clamp(1, (ADJOINT / widest).max(1));
         let of_part = buffers * step.min(outputs) * widest;
-        // Elements are summed in their own place, or in a buffer for a plane or a strip of one.
-        let (strip, of_input) =
-            if is_wide { (first.size, 0) } else { ((step * widest / inner).max(1), inner) };
+        // Elements are summed in their own place, or in a buffer for a plane or for a strip of one: as many inputs as threads may hold.
+        let of_input = if is_wide { 0 } else { inner };
+        let most = (may_hold / threads.max(1)).saturating_sub(of_part).checked_div(of_input);
+        let strip = most.map_or(first.size, |most| most.max(step * widest / inner).clamp(1, first.size));
+        // Outputs that are read by two strips or pieces are computed by both.
+        let again = (first.shared() * widest).div_ceil(inner);
         let (held, cost) = (of_part + first.size * of_input, if selection.is_some() { 1 } else { 4 });
+        let work = Work::of([cost, planes, plane_in + plane_out]); // rows are short
         let items = Items {
             least: parallel::items_to_hold_of(planes, held, may_hold, threads),
             steps: if first.is_ordered() { first.size } else { 1 },
-            // Outputs that are read by two pieces are computed by both.
-            again: (first.shared() * widest).div_ceil(inner),
+            again,
+            work_if_cut: if is_wide { work } else { work.times((strip + again) as f64 / strip as f64) },
             held: [of_part + strip * of_input, 0],
             may_hold,
-            ..Items::of([planes, plane_in], Work::of([cost, planes, plane_in + plane_out])) // rows are short
+            ..Items::of([planes, plane_in], work)
         };
         (Self { first, others, selection, inner, of_output, step, strip }, items)
     }

@@ -1,6 +1,7 @@
 //! Products of few rows with a matrix in half precision, as in generation: the matrix is read once, at the speed of memory, in
 //! half the time of one in f32.
-use super::gemm::{Matrix, Parts, ranges};
+use super::gemm::{Parts, ranges};
+use super::matrix::Matrix;
 use super::parallel::{self, Job, vectorized};
 use super::sums::dot;
 use super::{CpuElement, widen_into};
@@ -15,11 +16,14 @@ pub(super) const LINE: usize = 512;
 /// The most columns whose sums a job makes from rows of the right factor: it reads several pages of memory in order.
 const STRIP: usize = 4096;
 
-/// The least columns of such a job: two cache lines.
+/// The least columns of such a job, if it adds all rows.
+const SHORT: usize = 1024;
+
+/// The same if it adds some of them: two cache lines.
 const SHORTEST: usize = 64;
 
-/// Jobs among which the rows of the right factor are divided, whatever the number of threads, so that sums do not depend on it.
-const DEPTH_JOBS: usize = 8;
+/// Parts of the rows of the right factor that are added by themselves, whatever the number of threads, so that sums do not depend on it.
+const DEPTH_PARTS: usize = 8;
 
 /// Columns of a job, if they lie in order, are a multiple of it.
 const MULTIPLE: usize = 8;
@@ -27,15 +31,27 @@ const MULTIPLE: usize = 8;
 /// Rows of the right factor that are added to a sum at once, so that it is written less often.
 const AT_ONCE: usize = 4;
 
-/// `a b + bias`, in row-major order, for a left factor `[rows, depth]` in row-major order.
+/// `a b + bias`, in row-major order, for a left factor `[rows, depth]` in row-major order, and so many elements of the result.
 pub(super) fn product<E: CpuElement<Acc = f32>>(
     a: &[f32],
-    rows: usize,
+    [rows, len]: [usize; 2],
     b: Matrix<'_, E>,
     bias: Option<&[E]>,
     work: usize,
 ) -> Vec<E> {
-    if b.strides[0] == 1 { by_columns(a, rows, b, bias, work) } else { by_rows(a, rows, b, bias, work) }
+    let mut result = Vec::with_capacity(len);
+    let target = Parts(result.as_mut_ptr());
+    if len == 0 {
+        return result;
+    }
+    if b.strides[0] == 1 {
+        by_columns(a, rows, b, bias, work, &target);
+    } else {
+        by_rows(a, rows, b, bias, work, &target);
+    }
+    // SAFETY: both write all columns of all rows.
+    unsafe { result.set_len(len) };
+    result
 }
 
 /// The product if columns of the right factor lie in order.
@@ -45,48 +61,58 @@ fn by_columns<E: CpuElement<Acc = f32>>(
     b: Matrix<'_, E>,
     bias: Option<&[E]>,
     work: usize,
-) -> Vec<E> {
+    result: &Parts<E>,
+) {
     let columns = b.columns();
-    let mut result = Vec::with_capacity(rows * columns);
-    let target = Parts(result.as_mut_ptr());
     let size = columns.div_ceil(4 * parallel::threads()).next_multiple_of(MULTIPLE);
     parallel::each(ranges(columns, size).collect(), work, |columns| {
-        vectorized(Lines { a, rows, b, bias, columns, result: &target });
+        vectorized(Lines { a, rows, b, bias, columns, result });
     });
-    // SAFETY: the jobs cover the result, and each has been written.
-    unsafe { result.set_len(rows * columns) };
-    result
 }
 
-/// The product if rows of the right factor lie in order. A job adds some of these rows, so that what it reads is as
-/// long as they are; its sums are added to those of other jobs at the end.
+/// The product if rows of the right factor lie in order. A job adds rows of some columns, few enough that all threads have work, and enough that
+/// what it reads of a row is long. Where no number is both, a job adds only a part of the rows; its sums are added to those of other
+/// jobs at the end.
 fn by_rows<E: CpuElement<Acc = f32>>(
     a: &[f32],
     rows: usize,
     b: Matrix<'_, E>,
     bias: Option<&[E]>,
     work: usize,
-) -> Vec<E> {
+    result: &Parts<E>,
+) {
     let [depth, columns] = b.size;
-    let summands = ranges(depth, depth.div_ceil(DEPTH_JOBS).next_multiple_of(LINE).max(LINE));
-    let parts = summands.clone().count().max(1);
-    let across = (2 * parallel::threads()).div_ceil(parts);
-    let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(SHORTEST, STRIP));
-    // `[summands, rows, columns]`
-    let mut sums = vec![0.0f32; parts * rows * columns];
-    let target = Parts(sums.as_mut_ptr());
-    let jobs = summands
-        .enumerate()
-        .flat_map(|(part, summands)| strips.clone().map(move |columns| (part, summands.clone(), columns)));
-    parallel::each(jobs.collect(), work, |(part, summands, strip)| {
-        vectorized(AddRows { a, rows, b, part, summands, columns: strip, sums: &target });
-    });
-    // SAFETY: `RoundSums` writes all of a row.
-    unsafe {
-        parallel::written(rows * columns, columns.max(1), sums.len(), |row, result| {
-            vectorized(RoundSums { sums: &sums, row, rows, bias, result });
-        })
+    let parts: Vec<_> = ranges(depth, depth.div_ceil(DEPTH_PARTS).next_multiple_of(LINE).max(LINE)).collect();
+    let strips = |across: usize, least: usize| {
+        let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(least, STRIP));
+        strips.collect::<Vec<_>>()
+    };
+    let jobs = 2 * parallel::threads();
+    let of_all = strips(jobs, if parts.len() > 1 { SHORT } else { SHORTEST });
+    if of_all.len() >= jobs || parts.len() <= 1 {
+        parallel::each(of_all, work, |columns| {
+            vectorized(Strip { a, rows, b, bias, parts: &parts, columns, result });
+        });
+        return;
     }
+    let strips = strips(jobs.div_ceil(parts.len()), SHORTEST);
+    // `[parts, rows, columns]`
+    let mut sums = vec![0.0f32; parts.len() * rows * columns];
+    let target = Parts(sums.as_mut_ptr());
+    let jobs = strips.iter().flat_map(|columns| (0..parts.len()).map(move |part| (part, columns.clone())));
+    parallel::each(jobs.collect(), work, |(part, columns)| {
+        let (summands, target) = (parts[part].clone(), &target);
+        let sums = vectorized(AddRows { a, rows, b, summands, columns: columns.clone() });
+        for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+            // SAFETY: these columns of a row of this part are this job's.
+            let target = unsafe { target.0.add((part * rows + row) * b.columns() + columns.start) };
+            // SAFETY: as before.
+            unsafe { slice::from_raw_parts_mut(target, sums.len()) }.copy_from_slice(sums);
+        }
+    });
+    parallel::each(strips, sums.len(), |columns| {
+        vectorized(AddParts { sums: &sums, rows, b, bias, columns, result });
+    });
 }
 
 /// Sums, with the bias, in the dtype of the result.
@@ -159,29 +185,54 @@ impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
     }
 }
 
-/// Adds rows of the right factor, each times an element of the left one.
+/// Some columns of a result, from all rows of the right factor.
+struct Strip<'a, E> {
+    /// The left factor, in row-major order.
+    a: &'a [f32],
+    rows: usize,
+    b: Matrix<'a, E>,
+    bias: Option<&'a [E]>,
+    /// The parts of rows of the right factor.
+    parts: &'a [Range<usize>],
+    columns: Range<usize>,
+    result: &'a Parts<E>,
+}
+
+impl<E: CpuElement<Acc = f32>> Job for Strip<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { a, rows, b, bias, parts, columns, result } = self;
+        let mut total = vec![0.0; rows * columns.len()];
+        for summands in parts.iter().cloned() {
+            let sums = AddRows { a, rows, b, summands, columns: columns.clone() }.run();
+            add(&mut total, &sums);
+        }
+        write(&total, b, bias, columns, result);
+    }
+}
+
+/// Adds rows of the right factor, each times an element of the left one: `[rows, columns]`.
 struct AddRows<'a, E> {
     /// The left factor, in row-major order.
     a: &'a [f32],
     rows: usize,
     b: Matrix<'a, E>,
-    /// Which part of all summands these are.
-    part: usize,
     summands: Range<usize>,
     columns: Range<usize>,
-    /// `[parts, rows, columns]`: zeros, if nobody has written them yet.
-    sums: &'a Parts<f32>,
 }
 
 impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
-    type Result = ();
+    type Result = Vec<f32>;
 
     #[inline(always)]
-    fn run(self) {
-        let Self { a, rows, b, part, summands, columns, sums } = self;
-        let [depth, pitch] = b.size;
+    fn run(self) -> Vec<f32> {
+        let Self { a, rows, b, summands, columns } = self;
+        let depth = b.rows();
         let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; LINE] }; AT_ONCE];
-        let mut partial = vec![0.0f32; rows * columns.len()];
+        let mut sums = vec![0.0f32; rows * columns.len()];
+        let mut partial = sums.clone();
         // Sums of parts of these summands, so that few are added to a large one.
         for summands in
             ranges(summands.len(), LINE).map(|few| summands.start + few.start..summands.start + few.end)
@@ -201,15 +252,17 @@ impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
                     }
                 }
             }
-            for (row, partial) in partial.chunks_exact_mut(columns.len()).enumerate() {
-                let place = (part * rows + row) * pitch + columns.start;
-                // SAFETY: these columns of a row of this part are this job's.
-                let sums = unsafe { slice::from_raw_parts_mut(sums.0.add(place), partial.len()) };
-                for (sum, partial) in sums.iter_mut().zip(partial) {
-                    *sum += std::mem::take(partial);
-                }
-            }
+            add(&mut sums, &partial);
+            partial.fill(0.0);
         }
+        sums
+    }
+}
+
+#[inline(always)]
+fn add(sums: &mut [f32], others: &[f32]) {
+    for (sum, other) in sums.iter_mut().zip(others) {
+        *sum += other;
     }
 }
 
@@ -252,30 +305,48 @@ fn widen_row<E: CpuElement<Acc = f32>>(
     }
 }
 
-/// A row of the result, from the sums of all parts.
-struct RoundSums<'a, E> {
+/// Some columns of a result, from the sums of all parts.
+struct AddParts<'a, E> {
     /// `[parts, rows, columns]`
     sums: &'a [f32],
-    row: usize,
     rows: usize,
+    b: Matrix<'a, E>,
     bias: Option<&'a [E]>,
-    result: &'a mut [MaybeUninit<E>],
+    columns: Range<usize>,
+    result: &'a Parts<E>,
 }
 
-impl<E: CpuElement<Acc = f32>> Job for RoundSums<'_, E> {
+impl<E: CpuElement<Acc = f32>> Job for AddParts<'_, E> {
     type Result = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { sums, row, rows, bias, result } = self;
-        let columns = result.len();
-        let of_part = |part: usize| &sums[(part * rows + row) * columns..][..columns];
-        let mut total = of_part(0).to_vec();
-        for part in 1..sums.len() / (rows * columns) {
-            for (total, sum) in total.iter_mut().zip(of_part(part)) {
-                *total += sum;
+        let Self { sums, rows, b, bias, columns, result } = self;
+        let pitch = b.columns();
+        let mut total = vec![0.0; rows * columns.len()];
+        for part in sums.chunks_exact(rows * pitch) {
+            for (total, sums) in total.chunks_exact_mut(columns.len()).zip(part.chunks_exact(pitch)) {
+                add(total, &sums[columns.clone()]);
             }
         }
-        round(&total, bias, result);
+        write(&total, b, bias, columns, result);
+    }
+}
+
+/// Writes some columns of a result: sums `[rows, columns]`, and the bias.
+#[inline(always)]
+fn write<E: CpuElement<Acc = f32>>(
+    sums: &[f32],
+    b: Matrix<'_, E>,
+    bias: Option<&[E]>,
+    columns: Range<usize>,
+    result: &Parts<E>,
+) {
+    let bias = bias.map(|bias| &bias[columns.clone()]);
+    for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+        // SAFETY: these columns of a row are those of one job, and there is room for them.
+        let result = unsafe { result.0.add(row * b.columns() + columns.start).cast() };
+        // SAFETY: as before; elements that may be uninitialized.
+        round(sums, bias, unsafe { slice::from_raw_parts_mut(result, columns.len()) });
     }
 }

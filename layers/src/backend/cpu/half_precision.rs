@@ -8,9 +8,10 @@
 //! so here only those of few rows are made, without a gradient of a weight among them.
 use super::few_rows::{self, FEW_ROWS, LINE, round};
 use super::gemm::{
-    Matrix, PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, elements, panel_columns, panel_elements,
-    ranges, summands_at_once,
+    PANEL_DEPTH, Panel, Parts, SOME_ROWS, add_summands, elements, panel_columns, panel_elements, ranges,
+    summands_at_once,
 };
+use super::matrix::Matrix;
 use super::parallel::{self, Job, vectorized};
 use super::transpose::transpose;
 use super::{CpuElement, widen_into};
@@ -50,12 +51,12 @@ pub(crate) fn product<E: CpuElement<Acc = f32>>(
     let ([rows, depth], columns) = (a.size, b.columns());
     assert_eq!(depth, b.rows(), "as many columns as rows");
     assert!(bias.is_none_or(|bias| bias.len() == columns), "an element per column");
+    let len = elements(a, b);
     let wide = widened(a);
     let work = columns.saturating_mul(depth).saturating_mul(rows.saturating_add(PER_ELEMENT));
     if rows <= FEW_ROWS {
-        return few_rows::product(&wide, rows, b, bias, work);
+        return few_rows::product(&wide, [rows, len], b, bias, work);
     }
-    let len = elements(a, b);
     let mut result = Vec::with_capacity(len);
     let target = Parts(result.as_mut_ptr());
     let threads = parallel::threads();

@@ -25,6 +25,7 @@ pub(crate) mod gemm;
 pub(crate) mod half_precision;
 pub(crate) mod in_place;
 pub(crate) mod long_rows;
+mod matrix;
 pub(crate) mod parallel;
 pub(crate) mod pieces;
 pub(crate) mod plan;
@@ -36,7 +37,8 @@ pub(crate) mod unpacked_rows;
 mod work;
 
 pub use bit_mask::BitMask;
-pub use gemm::{Matrix, make_buffers};
+pub use gemm::make_buffers;
+pub use matrix::Matrix;
 pub use quantized::QuantizedMatrix;
 
 /// An element type of tensors. Kernels compute in its `Acc`, which is f32 for half precision, else the type itself.

@@ -85,6 +85,9 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
     #[inline(always)]
     fn run(self) -> f64 {
         let Self { values, f } = self;
+        if values.len() <= LONG {
+            return sum_of_part(values, f);
+        }
         let mut sum = -0.0; // 0.0 would change the sign of a sum of -0.0
         for part in values.chunks(Parts::of(values.len()).size) {
             sum += sum_of_part(part, &f);
@@ -200,6 +203,9 @@ fn map_and_sum_part<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Ac
 /// The sum of `f` over all pairs of two slices of the same length.
 #[inline(always)]
 pub(crate) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
+    if a.len() <= LONG {
+        return sum_of_pairs(a, b, f);
+    }
     let mut sum = -0.0;
     let size = Parts::of(a.len()).size;
     for (a, b) in a.chunks(size).zip(b.chunks(size)) {

@@ -24,6 +24,11 @@ impl Work {
         self.0 >= Self::WORTH_IT
     }
 
+    /// The same work, if parts of it are done more than once.
+    pub(super) fn times(self, factor: f64) -> Self {
+        Self((self.units() * factor) as u64)
+    }
+
     /// The time in which so many elements are read.
     pub(super) fn units(self) -> f64 {
         self.0 as f64

@@ -67,8 +67,9 @@ pub(super) fn convolve<E: CpuElement>(
     let (rows, pieces) = match division {
         Division::Whole(_) => (plane / row, vec![of_plane]),
         Division::Cut(rows) => {
+            drop(of_plane);
             let pieces = (0..plane / row).step_by(rows);
-            (rows, pieces.map(|first| laid_out(first..first + rows, room)).collect())
+            (rows, pieces.map(|first| laid_out(first..(first + rows).min(plane / row), room)).collect())
         }
     };
     // SAFETY: every element of a plane is a point of one phase, all of whose lines are written.
@@ -157,10 +158,7 @@ impl LaidOut {
     fn new(phase: &Phase, rows: Range<usize>, Room { band, stretch: most, .. }: Room) -> Self {
         let canvas = Canvas::new(phase);
         let (mut stretches, mut runs): (Vec<Stretch>, Vec<[usize; 3]>) = (Vec::new(), Vec::new());
-        for line in phase.lines() {
-            if !rows.contains(&(phase.target(&line) / phase.output_row())) {
-                continue;
-            }
+        for line in phase.lines_in(rows) {
             for first in (0..line.len).step_by(most) {
                 let len = (line.len - first).min(most);
                 let origin = canvas.origin(&line) + first;

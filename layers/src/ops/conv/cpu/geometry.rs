@@ -96,6 +96,16 @@ struct PhaseAxis {
 }
 
 impl PhaseAxis {
+    /// The points whose results have indices below this one.
+    fn points_before(&self, index: usize) -> usize {
+        index.saturating_sub(self.first).div_ceil(self.step).min(self.count)
+    }
+
+    /// Whether a point has the result with this index.
+    fn has_point_at(&self, index: usize) -> bool {
+        self.points_before(index) < self.points_before(index + 1)
+    }
+
     /// One per remainder modulo the stride.
     fn transposed(axis: &Axis) -> Vec<Self> {
         let stride = axis.stride as isize;
@@ -284,7 +294,24 @@ impl Phase {
 
     /// All lines of points of an image.
     pub(super) fn lines(&self) -> Vec<Run> {
-        let image = Piece { image: 0, points: 0..self.points() };
+        self.runs(0..self.points())
+    }
+
+    /// The lines of points of an image whose results are in these rows.
+    pub(super) fn lines_in(&self, rows: Range<usize>) -> Vec<Run> {
+        let [outer, inner, last] = &self.axes;
+        // The lines whose results are in rows before this one.
+        let before = |row: usize| {
+            let [of_outer, of_inner] = [row / inner.output, row % inner.output];
+            let in_part = if outer.has_point_at(of_outer) { inner.points_before(of_inner) } else { 0 };
+            outer.points_before(of_outer) * inner.count + in_part
+        };
+        self.runs(before(rows.start) * last.count..before(rows.end) * last.count)
+    }
+
+    /// Points of an image, line by line.
+    fn runs(&self, points: Range<usize>) -> Vec<Run> {
+        let image = Piece { image: 0, points };
         self.tiles(core::iter::once(image), usize::MAX, false).flat_map(|tile| tile.runs).collect()
     }
 

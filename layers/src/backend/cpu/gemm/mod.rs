@@ -8,12 +8,13 @@
 //! evict each other before their other elements are read, which takes as long as the product of a hundred rows. So a result of
 //! [`FEW_ROWS`] is computed some columns at a time, in column-major order, for which nothing of that factor is packed (on x86-64), and one
 //! of up to [`SOME_ROWS`] with panels of that factor that are transposed block by block.
-use super::parallel::{Job, vectorized};
-use super::transpose::transpose;
-use super::{CpuElement, is_wide, parallel};
-use burn::tensor::Shape;
+mod panels;
+
+use super::{CpuElement, is_wide, matrix::Matrix, parallel};
 use core::{mem::MaybeUninit, ops::Range, slice};
 use gemm::Parallelism;
+use panels::multiply_by_panels;
+pub(super) use panels::{PANEL_DEPTH, Panel, panel_columns, panel_elements};
 
 /// With fewer multiplications than this, one thread is faster than several.
 const WORTH_IT: usize = 192 * 192 * 192;
@@ -23,53 +24,6 @@ const PER_ELEMENT: usize = 16;
 
 /// The time to read an element of a factor, in multiplications. A product of one row, as in generation, is little else.
 const PER_READ: usize = 8;
-
-/// A matrix in memory.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a, E> {
-    pub(super) values: &'a [E],
-    /// Rows and columns.
-    pub(super) size: [usize; 2],
-    /// From a row to the next one, and from a column to the next one.
-    pub(super) strides: [usize; 2],
-}
-
-impl<'a, E> Matrix<'a, E> {
-    /// A tensor as a matrix of all its rows; `None` if it has no such view or is empty.
-    pub(crate) fn of_rows(values: &'a [E], shape: &Shape, strides: &[usize]) -> Option<Self> {
-        let columns = shape.num_dims().checked_sub(1)?;
-        let (mut rows, mut stride) = (1, 0);
-        for axis in (0..columns).rev().filter(|&axis| shape[axis] != 1) {
-            if rows == 1 {
-                stride = strides[axis];
-            } else if strides[axis] != rows * stride {
-                return None;
-            }
-            rows *= shape[axis];
-        }
-        let (size, strides) = ([rows, shape[columns]], [stride, strides[columns]]);
-        let last = rows.checked_sub(1)? * strides[0] + shape[columns].checked_sub(1)? * strides[1];
-        (last < values.len()).then_some(Self { values, size, strides })
-    }
-
-    /// Elements in row-major order; `None` if there are none.
-    pub(crate) fn in_order(values: &'a [E], [rows, columns]: [usize; 2]) -> Option<Self> {
-        Self::of_rows(values, &Shape::new([rows, columns]), &[columns, 1])
-    }
-
-    pub(crate) fn rows(&self) -> usize {
-        self.size[0]
-    }
-
-    pub(crate) fn columns(&self) -> usize {
-        self.size[1]
-    }
-
-    pub(crate) fn transpose(self) -> Self {
-        let ([rows, columns], [row, column]) = (self.size, self.strides);
-        Self { size: [columns, rows], strides: [column, row], ..self }
-    }
-}
 
 /// `a b + bias`, in row-major order.
 pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: Option<&[E]>) -> Vec<E> {
@@ -296,80 +250,6 @@ unsafe fn multiply_by_columns<E: CpuElement>(
     }
 }
 
-/// The summands of a panel, at most.
-pub(super) const PANEL_DEPTH: usize = 384;
-
-/// Some summands of 64 columns in f32 of a right factor, or of 32 in f64, on the stack: as many columns as the inner loops of the crate compute
-/// at once on a machine with AVX-512.
-pub(super) type Panel = [u64; 64 * PANEL_DEPTH * size_of::<f32>() / size_of::<u64>()];
-
-/// The elements of a panel.
-pub(super) fn panel_elements<E: CpuElement>(panel: &mut MaybeUninit<Panel>) -> &mut [MaybeUninit<E>] {
-    const { assert!(align_of::<E>() <= align_of::<Panel>()) };
-    let elements = size_of::<Panel>() / size_of::<E>();
-    // SAFETY: as many as there is room for, which need not be initialized; a panel is aligned for them.
-    unsafe { slice::from_raw_parts_mut(panel.as_mut_ptr().cast(), elements) }
-}
-
-/// The columns of a panel of [`PANEL_DEPTH`] summands.
-pub(super) const fn panel_columns<E>() -> usize {
-    size_of::<Panel>() / size_of::<E>() / PANEL_DEPTH
-}
-
-/// `a b`, or the sum of it and `result`, where `b` is in column-major order: panels of it are transposed one after the other. Rows of the
-/// result are `stride` elements apart.
-///
-/// # Safety
-///
-/// `result` has room for these rows, nobody else reads or writes them meanwhile, and they are initialized if the product is added.
-#[inline(never)] // its panel is on the stack
-unsafe fn multiply_by_panels<E: CpuElement>(
-    a: Matrix<'_, E>,
-    b: Matrix<'_, E>,
-    result: *mut E,
-    stride: usize,
-    adds: bool,
-) {
-    let [depth, columns] = b.size;
-    let mut panel = MaybeUninit::<Panel>::uninit();
-    let (panel, width) = (panel_elements::<E>(&mut panel), panel_columns::<E>());
-    let at_once = summands_at_once(depth, PANEL_DEPTH);
-    for of_panel in ranges(columns, width) {
-        for summands in ranges(depth, at_once) {
-            let (start, size) = (summands.start, [summands.len(), of_panel.len()]);
-            let values = &b.values[of_panel.start * b.strides[1] + start..];
-            vectorized(TransposePanel { values, pitch: b.strides[1], size: [size[1], size[0]], panel });
-            // SAFETY: the transposed panel has been written to these elements.
-            let values = unsafe { slice::from_raw_parts(panel.as_ptr().cast::<E>(), size[0] * size[1]) };
-            let right = Matrix { values, size, strides: [size[1], 1] };
-            let left = Matrix { values: &a.values[start * a.strides[1]..], size: [a.rows(), size[0]], ..a };
-            // SAFETY: these columns of the result.
-            unsafe {
-                add_summands(left, right, 0..size[0], result.add(of_panel.start), stride, adds || start > 0)
-            };
-        }
-    }
-}
-
-/// Transposes a panel: `size` are its columns and summands.
-struct TransposePanel<'a, E> {
-    values: &'a [E],
-    /// From a column to the next one.
-    pitch: usize,
-    size: [usize; 2],
-    panel: &'a mut [MaybeUninit<E>],
-}
-
-impl<E: CpuElement> Job for TransposePanel<'_, E> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { values, pitch, size, panel } = self;
-        transpose(values, pitch, size, panel, size[0], MaybeUninit::new);
-    }
-}
-
 /// So many threads may pack a factor each.
 const FEW: usize = 4;
 
@@ -430,6 +310,7 @@ fn most_parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> [usize; 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::Shape;
 
     #[test]
     fn products_are_sums_of_products() {

@@ -3,6 +3,8 @@
 //! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, 1024 columns at most. Where threads take
 //! parts of rows instead, all parts together hold as much for 4096 columns. Along the last axis, threads take parts of rows that are few and
 //! long, with a few numbers per part.
+mod columns;
+
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -16,7 +18,10 @@ use crate::backend::cpu::{
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
-use num_traits::{Float, Zero};
+use columns::{
+    Columns, column_gradients, column_sums, exp_and_sums, finish_columns, negated_and_maxima, scale,
+};
+use num_traits::Zero;
 
 impl<B: CpuBackend> SoftmaxKernels for B {
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
@@ -294,113 +299,6 @@ fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: 
     });
 }
 
-/// The maxima of all columns. Before, the elements change their sign if `f` is a softmin.
-#[inline(always)]
-fn negated_and_maxima<'a, E: CpuElement>(
-    rows: impl Iterator<Item = &'a mut [E]>,
-    width: usize,
-    f: Softmax,
-) -> Vec<E::Acc> {
-    let mut maxima = vec![E::Acc::neg_infinity(); width];
-    for row in rows {
-        if f == Softmax::Softmin {
-            row.iter_mut().for_each(|x| *x = -*x);
-        }
-        maxima.iter_mut().zip(row).for_each(|(max, x)| *max = sums::larger(*max, x.widen()));
-    }
-    maxima
-}
-
-/// The sums of `exp(x - shift)` over all columns. Every `x` is replaced by its exponential, unless `f` is a log-softmax.
-#[inline(always)]
-fn exp_and_sums<'a, E: CpuElement>(
-    rows: impl Iterator<Item = &'a mut [E]>,
-    shifts: &[E::Acc],
-    f: Softmax,
-) -> Vec<f64> {
-    let mut sums = Columns::<E::Acc>::new(shifts.len());
-    for row in rows {
-        for ((x, &shift), sum) in row.iter_mut().zip(shifts).zip(sums.next()) {
-            let exp = (x.widen() - shift).fast_exp();
-            *sum = *sum + exp;
-            *x = if f == Softmax::LogSoftmax { *x } else { E::narrow(exp) };
-        }
-    }
-    sums.finish()
-}
-
-/// [`finish`] of every column.
-#[inline(always)]
-fn finish_columns<A: CpuElement<Acc = A>>(sums: Vec<f64>, shifts: &[A], f: Softmax) -> Vec<A> {
-    sums.into_iter().zip(shifts).map(|(sum, &shift)| finish(sum, shift, f)).collect()
-}
-
-/// Completes what [`exp_and_sums`] began.
-#[inline(always)]
-fn scale<'a, E: CpuElement>(
-    rows: impl Iterator<Item = &'a mut [E]>,
-    finished: &[E::Acc],
-    shifts: &[E::Acc],
-    f: Softmax,
-) {
-    for row in rows {
-        let columns = row.iter_mut().zip(finished).zip(shifts);
-        if f == Softmax::LogSoftmax {
-            columns.for_each(|((x, &log), &shift)| *x = E::narrow(x.widen() - shift - log));
-        } else {
-            columns.for_each(|((x, &scale), _)| *x = E::narrow(x.widen() * scale));
-        }
-    }
-}
-
-/// One sum per column. The sums of a few rows are made in the type of the elements, which is faster, and added up in f64, because over many
-/// rows that type would lose precision.
-struct Columns<A> {
-    sums: Vec<f64>,
-    few: Vec<A>,
-    rows: usize,
-}
-
-impl<A: CpuElement<Acc = A>> Columns<A> {
-    /// Rows that are added up in the type of the elements.
-    const FEW: usize = 32;
-
-    fn new(inner: usize) -> Self {
-        Self { sums: vec![0.0; inner], few: vec![<A as Zero>::zero(); inner], rows: 0 }
-    }
-
-    /// The sums to which the next row is to be added.
-    #[inline(always)]
-    fn next(&mut self) -> &mut [A] {
-        if self.rows == Self::FEW {
-            self.flush();
-        }
-        self.rows += 1;
-        &mut self.few
-    }
-
-    fn flush(&mut self) {
-        for (sum, few) in self.sums.iter_mut().zip(&mut self.few) {
-            *sum += few.into_f64();
-            *few = <A as Zero>::zero();
-        }
-        self.rows = 0;
-    }
-
-    fn finish(mut self) -> Vec<f64> {
-        self.flush();
-        self.sums
-    }
-
-    fn merge(parts: Vec<Vec<f64>>) -> Vec<f64> {
-        let add = |mut total: Vec<f64>, part: Vec<f64>| {
-            total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
-            total
-        };
-        parts.into_iter().reduce(add).unwrap_or_default()
-    }
-}
-
 /// Replaces `dy` by the gradient of `x`, from `y = f(x)`.
 fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: SoftmaxAxis, dy: &mut [E]) {
     match f {
@@ -488,34 +386,6 @@ impl<E: CpuElement, F: Fn(E::Acc, E::Acc, E::Acc) -> E::Acc> Job for Gradient<'_
         for (dy, y) in dy.iter_mut().zip(y) {
             *dy = E::narrow(dx(y.widen(), dy.widen(), sum));
         }
-    }
-}
-
-/// The sums over all columns of `term(y, dy)`.
-#[inline(always)]
-fn column_sums<'a, E: CpuElement>(
-    rows: impl Iterator<Item = (&'a [E], &'a mut [E])>,
-    width: usize,
-    term: impl Fn(E::Acc, E::Acc) -> E::Acc,
-) -> Vec<f64> {
-    let mut sums = Columns::<E::Acc>::new(width);
-    for (y, dy) in rows {
-        let columns = y.iter().zip(dy).zip(sums.next());
-        columns.for_each(|((y, dy), sum)| *sum = *sum + term(y.widen(), dy.widen()));
-    }
-    sums.finish()
-}
-
-/// Replaces `dy` by `dx(y, dy, sum)`, with the sum of its column.
-#[inline(always)]
-fn column_gradients<'a, E: CpuElement>(
-    rows: impl Iterator<Item = (&'a [E], &'a mut [E])>,
-    sums: &[E::Acc],
-    dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc,
-) {
-    for (y, dy) in rows {
-        let columns = dy.iter_mut().zip(y).zip(sums);
-        columns.for_each(|((dy, y), &sum)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
     }
 }
 
