@@ -63,9 +63,9 @@
 //! a machine.
 //!
 //! Burn's strategy does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, but then each device has the statistics, running
-//! ones too, of its own part of the batch: freeze it, use another norm, or synchronize it here. Burn 0.22.1 refuses to reduce across servers, and panics on
-//! every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to every device in every
-//! step.
+//! ones too, of its own part of the batch: freeze it, use another norm, or synchronize it here. Burn 0.22.1 refuses to reduce across
+//! servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to
+//! every device in every step.
 mod apart;
 mod divide;
 mod error;

@@ -1,4 +1,5 @@
-//! [`ReplicaOptions`]: what is divided among the devices of replicas, and how they wait for each other; [`FrozenOptions`]: which frozen weights, and how they are read.
+//! [`ReplicaOptions`]: what is divided among the devices of replicas, and how they wait for each other; [`FrozenOptions`]: which frozen
+//! weights, and how they are read.
 use burn::module::ParamGroup;
 use burn::tensor::Device;
 use std::time::Duration;
