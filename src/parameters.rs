@@ -123,14 +123,21 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     same.1
 }
 
-/// The path of the first part of a module whose running statistics are updated: the nearest flag, beside or above them, is on, or there is
-/// none.
-pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
+/// A running statistic.
+#[derive(Clone, Debug)]
+pub(crate) struct RunningStatistic {
+    pub(crate) id: ParamId,
+    /// The part of the module that has it.
+    pub(crate) path: String,
+}
+
+/// The running statistics of a module that are updated: the nearest flag, beside or above them, is on, or there is none.
+pub(crate) fn running_in_training(module: &impl Module) -> Vec<RunningStatistic> {
     struct Search {
         running: HashSet<ParamId>,
         path: VisitPath,
-        /// Parts with running statistics, in order.
-        parts: Vec<String>,
+        /// In order, with the paths of their parts.
+        statistics: Vec<RunningStatistic>,
         /// Parts with a flag, and whether one of their flags is on.
         flags: HashMap<String, bool>,
     }
@@ -144,7 +151,7 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
         follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.running.contains(&param.id) {
-                self.parts.push(self.part());
+                self.statistics.push(RunningStatistic { id: param.id, path: self.part() });
             }
         }
         fn visit_flag(&mut self, flag: &Param<Flag>) {
@@ -153,14 +160,15 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     }
     let running = running_statistics(module);
     if running.is_empty() {
-        return None;
+        return vec![];
     }
-    let mut search = Search { running, path: VisitPath::default(), parts: vec![], flags: HashMap::new() };
+    let mut search =
+        Search { running, path: VisitPath::default(), statistics: vec![], flags: HashMap::new() };
     module.visit(&mut search);
-    let Search { parts, flags, .. } = search;
+    let Search { mut statistics, flags, .. } = search;
     // Looks upward for the nearest flag, since statistics may be in a list or in an option.
-    let is_on = |part: &String| {
-        let mut at = part.as_str();
+    let is_on = |part: &str| {
+        let mut at = part;
         loop {
             match (flags.get(at), at.rsplit_once('.')) {
                 (Some(&is_on), _) => return is_on,
@@ -170,6 +178,11 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
             }
         }
     };
-    let found = parts.into_iter().find(is_on)?;
-    Some(if found.is_empty() { "the module".into() } else { found })
+    statistics.retain(|statistic| is_on(&statistic.path));
+    for statistic in &mut statistics {
+        if statistic.path.is_empty() {
+            statistic.path = "the module".into();
+        }
+    }
+    statistics
 }

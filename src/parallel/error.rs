@@ -3,6 +3,7 @@ use crate::optim::InBackwardError;
 use crate::plan::PartsError;
 use burn::tensor::{Device, ExecutionError};
 use std::fmt;
+use std::time::Duration;
 
 /// What can be wrong with the replicas of a module, or happen to them.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,53 @@ pub enum ParallelError {
         /// The number of replicas.
         replicas: usize,
     },
+    /// A replica panicked while others waited for it. Parameters and running statistics are as they were before the step.
+    #[error("replica {index} ({device:?}) failed: {message}")]
+    Replica {
+        /// Its position.
+        index: usize,
+        /// Its device.
+        device: Device,
+        /// What it panicked with.
+        message: String,
+    },
+    /// A replica waits in a batch norm that others do not come to: they are done, or wait in another one.
+    #[error(
+        "replica {index} waits in a synchronized batch norm that replicas {others:?} do not run: all must run the same ones in the same order"
+    )]
+    Differ {
+        /// The replica that waits.
+        index: usize,
+        /// The others.
+        others: Vec<usize>,
+    },
+    /// Devices did not answer in [time](super::ReplicaOptions::with_timeout), or replicas did not come to a batch norm.
+    #[error("devices {devices:?} did not answer within {after:?}")]
+    TimedOut {
+        /// Their positions. Devices that only own frozen weights come after those of the replicas.
+        devices: Vec<usize>,
+        /// How long the others waited.
+        after: Duration,
+    },
+    /// A part of the module changed its running statistics without those of the other replicas: a batch norm of Burn's, or one that ran on
+    /// another thread than that of its replica.
+    #[error(
+        "{path} has running statistics and is not synchronized: use `burn_memsave::nn::BatchNorm`, on the thread on which the loss is called"
+    )]
+    NotSynchronized {
+        /// Its path in the module.
+        path: String,
+    },
+    /// Replicas that wait for each other were run on a thread of rayon's, which their own computations may need.
+    #[error(
+        "replicas with synchronized batch norms cannot run on a thread of a rayon pool: call `backward` on another thread"
+    )]
+    ThreadOfPool,
+    /// An update panicked, and the replicas are lost. The state of the optimizer may be changed for some parameters and not for others.
+    #[error(
+        "the replicas were lost when an update panicked: make new ones, and load the parameters and the optimizer from a checkpoint"
+    )]
+    Lost,
     /// Devices failed, or their servers can no longer be reached. What was computed on them is lost. A device also fails if another one
     /// that sends to it is gone.
     #[error("{}", list(failed))]

@@ -49,6 +49,9 @@
 //! # Ok::<(), burn_memsave::parallel::ParallelError>(())
 //! ```
 //!
+//! A batch norm has the statistics of the whole batch if replicas
+//! [synchronize](ReplicaOptions::with_synchronized_batch_norm) it.
+//!
 //! To run several steps in one thread pool on a CPU, see [`apart`].
 //!
 //! # Beside `ExecutionStrategy::ddp`
@@ -60,9 +63,9 @@
 //! a machine.
 //!
 //! Burn's strategy does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, but then each device has the statistics, running
-//! ones too, of its own part of the batch: freeze it, or use another norm. Burn 0.22.1 refuses to reduce across servers, and panics on
-//! every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to every device in every
-//! step.
+//! ones too, of its own part of the batch: freeze it, use another norm, or synchronize it here. Burn 0.22.1 refuses to reduce across
+//! servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to
+//! every device in every step.
 mod apart;
 mod divide;
 mod error;
@@ -71,8 +74,10 @@ mod frozen;
 mod gradients;
 mod options;
 mod owners;
+mod synchronized;
 mod traffic;
 mod values;
+mod wait;
 
 pub use apart::apart;
 pub use divide::divide;
@@ -85,8 +90,8 @@ pub use traffic::Traffic;
 use crate::gradient_steps::{Enter, leave};
 use crate::lazy_paths::lazy_paths;
 use crate::optim::InBackwardError;
-use crate::parameters::{each_once, tied};
-use crate::plan::{PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
+use crate::parameters::{RunningStatistic, each_once, running_in_training, tied};
+use crate::plan::{PartWeight, PartsError, all_tied, checked_weight, may_be_taken_in_parts};
 use crate::strategy::WithStrategy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
@@ -100,8 +105,10 @@ use frozen::{Unplaced, owned_weights};
 use gradients::{Collected, Sums, sum};
 use owners::{Owners, trained_ids};
 use std::sync::Arc;
+use std::time::Duration;
 use traffic::Sent;
 use values::{Assign, Borrow, Lend, Lent, Trained};
+use wait::wait_for;
 
 /// One module on several devices, with the same parameters on each.
 ///
@@ -115,6 +122,9 @@ pub struct Replicas<M> {
     owners: Option<Owners>,
     /// Frozen weights that are on one device each.
     frozen: Vec<Arc<dyn FrozenWeight>>,
+    /// The running statistics in training, if batch norms are synchronized.
+    synchronized: Option<Vec<RunningStatistic>>,
+    timeout: Option<Duration>,
     gradients_sent: Sent,
     values_sent: Sent,
 }
@@ -126,7 +136,7 @@ impl<M: Module> Replicas<M> {
     ///
     /// - If there are no devices, or if one records no gradients.
     /// - If the module has a batch norm, or another part with running statistics, in training mode: a replica would normalize with the
-    ///   statistics of its part, and Burn's running statistics are shared between the clones of a module.
+    ///   statistics of its part. Replicas can [synchronize](ReplicaOptions::with_synchronized_batch_norm) batch norms.
     /// - If a parameter that requires gradients is in two places of the module with different values.
     /// - If the module has lazy weights in files and a device is not the module's own, unless both are CUDA or WebGPU devices, or the module
     ///   also has weights that are [on other devices](shard_frozen): then this program reads the files, and sends the weights.
@@ -151,7 +161,10 @@ impl<M: Module> Replicas<M> {
         if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
             return Err(ParallelError::NotAutodiff { index });
         }
-        may_be_taken_in_parts(module)?;
+        match options.synchronized {
+            true => all_tied(module)?,
+            false => may_be_taken_in_parts(module)?,
+        }
         match &options.frozen {
             None => Self::copied(module, devices, options),
             Some(frozen) => Self::copied(&shard_frozen(module.clone(), &devices, frozen)?, devices, options),
@@ -179,8 +192,10 @@ impl<M: Module> Replicas<M> {
         };
         let modules = devices.iter().map(replica).collect();
         let owners = options.optimizer.then(|| Owners::of_module(module, devices.len()));
+        let synchronized = options.synchronized.then(|| running_in_training(module));
         let (gradients_sent, values_sent) = Default::default();
-        Ok(Self { devices, modules, owners, frozen, gradients_sent, values_sent })
+        let timeout = options.timeout;
+        Ok(Self { devices, modules, owners, frozen, synchronized, timeout, gradients_sent, values_sent })
     }
 
     /// The devices of the replicas. The optimizer runs on the first, unless its state is divided.
@@ -189,8 +204,12 @@ impl<M: Module> Replicas<M> {
     }
 
     /// The replica on the first device.
+    ///
+    /// # Panics
+    ///
+    /// Panics if an update panicked.
     pub fn module(&self) -> &M {
-        &self.modules[0]
+        self.modules.first().unwrap_or_else(|| panic!("{}", ParallelError::Lost))
     }
 
     /// What was sent from device to device since the replicas were made.
@@ -216,12 +235,18 @@ impl<M: Module> Replicas<M> {
     /// # Errors
     ///
     /// Returns an error if there are no parts, more parts than replicas, or no items in the parts, or if a weight is negative or not
-    /// finite. If the optimizer is divided, also if the loss of a part is not one number, or requires no gradient.
-    pub fn backward<T, W: PartWeight>(
+    /// finite. If the optimizer is divided, also if the loss of a part is not one number, or requires no gradient. If batch norms are
+    /// [synchronized](ReplicaOptions::with_synchronized_batch_norm), also if a replica panics, if replicas do not run the same batch norms,
+    /// or if one does not come to a batch norm in time. An error, or a panic of `loss`, leaves parameters and running statistics as they
+    /// were, and the next step may be run.
+    pub fn backward<T: Send, W: PartWeight>(
         &self,
         parts: impl IntoIterator<Item = (T, W)>,
-        loss: impl Fn(&M, T) -> Tensor<1>,
+        loss: impl Fn(&M, T) -> Tensor<1> + Sync,
     ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
+        if self.modules.is_empty() {
+            return Err(ParallelError::Lost);
+        }
         let weighted = parts.into_iter().map(|(part, weight)| Ok((part, checked_weight(weight)?)));
         let parts: Vec<(T, f64)> = weighted.collect::<Result<_, PartsError>>()?;
         if parts.is_empty() || parts.len() > self.modules.len() {
@@ -234,9 +259,10 @@ impl<M: Module> Replicas<M> {
         // The mean loss of no items is NaN.
         let parts = parts.into_iter().enumerate().filter(|(_, (_, weight))| *weight > 0.0);
         let parts: Vec<_> = parts.map(|(index, (part, weight))| (index, part, weight / total)).collect();
-        match &self.owners {
-            None => Ok(self.backward_to_first(parts, loss)),
-            Some(owners) => self.backward_to_owners(owners, parts, loss),
+        match (&self.synchronized, &self.owners) {
+            (Some(running), _) => self.backward_at_once(running, parts, loss),
+            (None, None) => Ok(self.backward_to_first(parts, loss)),
+            (None, Some(owners)) => self.backward_to_owners(owners, parts, loss),
         }
     }
 
@@ -256,11 +282,7 @@ impl<M: Module> Replicas<M> {
                 (loss.inner(), gradients)
             })
             .unzip();
-        let loss = self.sum_of_losses(losses);
-        let device = self.devices[0].clone().without_autodiff();
-        let mut sums = Sums { parts, device, sent: &self.gradients_sent, sums: GradientsParams::new() };
-        each_once(self.module(), &mut sums);
-        (loss, sums.sums)
+        (self.sum_of_losses(losses), self.sum_on_first(parts))
     }
 
     /// The loss, and the gradients on the devices that own them, to which they are sent as soon as they are complete.
@@ -306,6 +328,14 @@ impl<M: Module> Replicas<M> {
         sum(losses, &device, &Sent::default()).expect("at least one part")
     }
 
+    /// The sums of the gradients of parts, on the first device.
+    fn sum_on_first(&self, parts: Vec<GradientsParams>) -> GradientsParams {
+        let device = self.devices[0].clone().without_autodiff();
+        let mut sums = Sums { parts, device, sent: &self.gradients_sent, sums: GradientsParams::new() };
+        each_once(self.module(), &mut sums);
+        sums.sums
+    }
+
     /// Replaces the replica on the first device, usually by what an optimizer makes of it, and copies its trainable parameters to the other
     /// replicas. Tied parameters, which are in several places of the module, stay tied: Burn's optimizers change only the first place,
     /// whose value all places get.
@@ -317,9 +347,12 @@ impl<M: Module> Replicas<M> {
     ///
     /// # Panics
     ///
-    /// Panics if `step` returns a module with other parameters. If `step` itself panics, all replicas are lost.
+    /// Panics if `step` returns a module with other parameters, or if the replicas are lost. If `step` itself panics, all replicas are lost:
+    /// their module was moved into it, and the optimizer may have changed states of some parameters and not of others. Then
+    /// [`backward`](Self::backward) returns [`ParallelError::Lost`].
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
+        assert!(!self.modules.is_empty(), "{}", ParallelError::Lost);
         let mut modules = std::mem::take(&mut self.modules);
         let mut trained = Trained { before: trained_ids(&modules[0]), ..Trained::default() };
         if let Some(owners) = &self.owners {
@@ -344,9 +377,17 @@ impl<M: Module> Replicas<M> {
 
     /// Waits for every device.
     ///
+    /// What servers compute fails late: [`backward`](Self::backward) and [`update`](Self::update) only give them the work. So call this
+    /// between the two, and again after the update:
+    ///
+    /// - An error between them leaves every parameter and the optimizer as they were.
+    /// - After an error that follows an update, some devices may have new values or states and others not: make new replicas from the last
+    ///   checkpoint, on as many devices as there are. A checkpoint that was written after a `sync` without an error is whole.
+    ///
     /// # Errors
     ///
-    /// Returns the devices that failed, or whose server is gone.
+    /// Returns the devices that failed, or whose server is gone, or those of servers that did not answer in
+    /// [time](ReplicaOptions::with_timeout). Nothing says whether these are slow or gone.
     pub fn sync(&self) -> Result<(), ParallelError> {
         let mut devices: Vec<&Device> = self.devices.iter().collect();
         for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
@@ -354,17 +395,16 @@ impl<M: Module> Replicas<M> {
                 devices.push(weight.device());
             }
         }
-        let failure = |(index, device): (usize, &&Device)| {
-            let error = device.sync().err()?;
-            Some(DeviceFailure { index, device: (*device).clone(), error })
-        };
-        let failed: Vec<_> = devices.iter().enumerate().filter_map(failure).collect();
-        if failed.is_empty() { Ok(()) } else { Err(ParallelError::Devices { failed }) }
+        wait_for(&devices, self.timeout)
     }
 
     /// The replica on the first device.
-    pub fn into_module(mut self) -> M {
-        self.modules.swap_remove(0)
+    ///
+    /// # Panics
+    ///
+    /// Panics if an update panicked.
+    pub fn into_module(self) -> M {
+        self.modules.into_iter().next().unwrap_or_else(|| panic!("{}", ParallelError::Lost))
     }
 }
 

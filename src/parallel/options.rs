@@ -1,9 +1,11 @@
-//! [`ReplicaOptions`]: what is divided among the devices of replicas; [`FrozenOptions`]: which frozen weights, and how they are read.
+//! [`ReplicaOptions`]: what is divided among the devices of replicas, and how they wait for each other; [`FrozenOptions`]: which frozen
+//! weights, and how they are read.
 use burn::module::ParamGroup;
 use burn::tensor::Device;
+use std::time::Duration;
 
-/// What is divided among the devices of [`Replicas`](super::Replicas), besides the batch. By default nothing is: every device holds all
-/// parameters, and the first one all gradients and the state of the optimizer.
+/// What is divided among the devices of [`Replicas`](super::Replicas), besides the batch, and how they wait for each other. By default
+/// nothing is divided: every device holds all parameters, and the first one all gradients and the state of the optimizer.
 ///
 /// ```
 /// use burn_memsave::parallel::{FrozenOptions, ReplicaOptions};
@@ -16,6 +18,8 @@ use burn::tensor::Device;
 pub struct ReplicaOptions {
     pub(super) optimizer: bool,
     pub(super) frozen: Option<FrozenOptions>,
+    pub(super) synchronized: bool,
+    pub(super) timeout: Option<Duration>,
 }
 
 impl ReplicaOptions {
@@ -38,6 +42,39 @@ impl ReplicaOptions {
     /// attached, by that function.
     pub fn with_sharded_frozen(mut self, frozen: FrozenOptions) -> Self {
         self.frozen = Some(frozen);
+        self
+    }
+
+    /// Has every [`BatchNorm`](crate::nn::BatchNorm) in training mode, and
+    /// [`functional::batch_norm_train`](crate::functional::batch_norm_train), normalize with the statistics of the whole batch, over all
+    /// replicas. Up to rounding, gradients and running statistics are those of one device with the whole batch. Without this option, such a
+    /// module is refused.
+    ///
+    /// Each replica then runs its forward and backward pass on a thread of its own. In a batch norm, it waits until all replicas have come
+    /// to it: in the forward pass they exchange a count, means and variances, in the backward pass two sums per channel. The program reads
+    /// these numbers from each device, `16 * channels + 8` bytes and `16 * channels` bytes as f64, and every replica computes the same from
+    /// them. [`Traffic`](super::Traffic) does not count them. Beyond what it keeps anyway, a batch norm in half precision keeps its mean and
+    /// variance, in f32.
+    ///
+    /// - Every replica must run the same batch norms in the same order, on the thread on which `loss` is called. A part of weight 0 does not
+    ///   run, and does not count.
+    /// - [Checkpointed](crate::checkpoint) segments exchange again when they are recomputed. Divided optimizers and frozen weights go with it.
+    /// - Running statistics are updated when all replicas have succeeded.
+    /// - Burn's own `BatchNorm` cannot be synchronized: the first step that changes its running statistics is an error.
+    /// - A [policy](crate::saved) of the calling thread applies to the replicas. A [ledger](crate::measure::ledger) does not see them.
+    /// - If several replicas are on one device, their graphs exist at once, and their random draws come in any order.
+    pub fn with_synchronized_batch_norm(mut self) -> Self {
+        self.synchronized = true;
+        self
+    }
+
+    /// How long [`sync`](super::Replicas::sync) waits for devices, and replicas for each other in a
+    /// [synchronized](Self::with_synchronized_batch_norm) batch norm. Then an error names the devices that did not answer. By default,
+    /// replicas wait ten minutes for each other, and `sync` waits until each device answers or its server is gone.
+    ///
+    /// The time must be enough for everything that the devices were given to do. What `loss` itself reads from a device is not bounded.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 }

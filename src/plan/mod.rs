@@ -44,7 +44,7 @@ pub use dry_run::dry_run;
 pub(crate) use estimate::float_bytes;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
 pub use parts::{ItemWeights, PartWeight, PartsError};
-pub(crate) use parts::{checked_weight, may_be_taken_in_parts};
+pub(crate) use parts::{all_tied, checked_weight, may_be_taken_in_parts};
 pub use planned::Plan;
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use retry::retry_with_smaller_batch;

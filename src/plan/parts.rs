@@ -11,7 +11,8 @@ pub enum PartsError {
     /// have its own.
     #[error(
         "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
-         (`Module::freeze`), or take a norm that does not depend on the batch"
+         (`Module::freeze`), take a norm that does not depend on the batch, or divide the batch among replicas that synchronize it \
+         (`parallel::ReplicaOptions::with_synchronized_batch_norm`)"
     )]
     Running {
         /// Its path in the module.
@@ -39,9 +40,14 @@ pub enum PartsError {
 
 /// Checks that the gradients of parts of a batch add up to those of the batch.
 pub(crate) fn may_be_taken_in_parts(module: &impl Module) -> Result<(), PartsError> {
-    if let Some(path) = running_in_training(module) {
-        return Err(PartsError::Running { path });
+    if let Some(statistic) = running_in_training(module).into_iter().next() {
+        return Err(PartsError::Running { path: statistic.path });
     }
+    all_tied(module)
+}
+
+/// Checks that tied parameters have one value.
+pub(crate) fn all_tied(module: &impl Module) -> Result<(), PartsError> {
     match untied(module) {
         Some((first, second)) => Err(PartsError::Untied { first, second }),
         None => Ok(()),

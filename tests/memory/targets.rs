@@ -6,6 +6,8 @@ use burn::module::Module;
 use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::{functional, measure::LayerMeasurement, nn as memsave};
+use burn_memsave_layers::graph::Exchange;
+use std::time::Duration;
 
 const ANY: f64 = f64::INFINITY;
 const ROWS: [usize; 3] = [64, 128, 1024];
@@ -208,6 +210,21 @@ fn batch_norm_keeps_no_statistics_of_half_precision() {
             .kept,
         );
         assert!((burn - ours - spared as i64).abs() <= RECORDS, "{dtype:?}: {ours} bytes, Burn's {burn}");
+
+        // Of replicas, a part keeps its mean and variance, in f32.
+        let synchronized = bytes(
+            measure(device, x, |x| {
+                let (gamma, beta) = parameters();
+                let exchange = Exchange::new(1, Duration::from_secs(60));
+                let norm =
+                    || functional::batch_norm_train(x.clone(), gamma.clone(), beta.clone(), 1e-5).output;
+                exchange.member(0).run(norm).expect("nothing fails")
+            })
+            .kept,
+        );
+        let statistics = if spared > 0 { 2 * 4 * CHANNELS } else { 0 };
+        let more = synchronized - ours - statistics as i64;
+        assert!(more.abs() <= RECORDS, "{dtype:?}: {synchronized} bytes, {ours} without replicas");
     }
 }
 

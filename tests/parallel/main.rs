@@ -12,7 +12,9 @@ use burn_memsave::plan::PartsError;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
 use proptest::prelude::*;
 
+mod faults;
 mod shards;
+mod synchronized;
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -354,6 +356,7 @@ fn batch_norms_in_training_are_refused() {
         matches!(&refused, ParallelError::Parts(PartsError::Running { path }) if path == "norms.0"),
         "{refused}"
     );
+    assert!(refused.to_string().contains("with_synchronized_batch_norm"), "{refused}");
     let stock = (burn::nn::BatchNormConfig::new(3).init(&device()), LinearConfig::new(2, 2).init(&device()));
     assert!(matches!(
         Replicas::new(&stock, devices(2)),

@@ -18,7 +18,7 @@ use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave
 use std::sync::{Arc, Mutex};
 
 /// Two devices in turn, if there are two.
-fn mixed(count: usize) -> Vec<Device> {
+pub fn mixed(count: usize) -> Vec<Device> {
     let of = |index: usize| match index % 2 {
         #[cfg(feature = "ndarray")]
         #[allow(deprecated)] // burn-ndarray is deprecated as a whole
@@ -32,7 +32,7 @@ const fn are_two() -> bool {
     cfg!(feature = "ndarray")
 }
 
-fn sharded() -> ReplicaOptions {
+pub fn sharded() -> ReplicaOptions {
     ReplicaOptions::new().with_sharded_optimizer()
 }
 
@@ -60,7 +60,7 @@ fn divide((input, next): &Batch, items: &[usize], devices: &[Device]) -> Vec<(Ba
 }
 
 /// The parameters of a module that require gradients: their paths would be in the same order. Gradients, if given, in place of values.
-fn tensors(module: &impl Module, gradients: Option<&GradientsParams>) -> Vec<Vec<f32>> {
+pub fn tensors(module: &impl Module, gradients: Option<&GradientsParams>) -> Vec<Vec<f32>> {
     struct All<'a>(Option<&'a GradientsParams>, Vec<Vec<f32>>);
     impl ModuleVisitor for All<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -79,7 +79,7 @@ fn tensors(module: &impl Module, gradients: Option<&GradientsParams>) -> Vec<Vec
 }
 
 /// The largest difference, relative to the largest value.
-fn difference(ours: &[Vec<f32>], whole: &[Vec<f32>]) -> f32 {
+pub fn difference(ours: &[Vec<f32>], whole: &[Vec<f32>]) -> f32 {
     assert_eq!(
         ours.iter().map(Vec::len).collect::<Vec<_>>(),
         whole.iter().map(Vec::len).collect::<Vec<_>>(),
@@ -120,7 +120,7 @@ fn compare<M: LanguageModel>(
 }
 
 /// Adam whose steps do not depend on the rounding of gradients that are almost zero.
-fn adam() -> ModuleOptimizer {
+pub fn adam() -> ModuleOptimizer {
     AdamConfig::new().with_epsilon(1e-3).init()
 }
 

@@ -3,6 +3,7 @@ use super::guard::{
     Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_parameters,
     require_parameters_of_channels,
 };
+use crate::graph::Member;
 use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
@@ -60,6 +61,13 @@ pub fn batch_norm<const D: usize>(
 /// Batch normalization with the statistics of the batch, which it also returns; see [`burn::tensor::module::batch_norm_train`].
 ///
 /// Keeps `x`, or nothing at all if only `beta` is tracked.
+///
+/// In replicas that [synchronize](https://docs.rs/burn-memsave/latest/burn_memsave/parallel/struct.ReplicaOptions.html#method.with_synchronized_batch_norm)
+/// it, on the thread of a replica, the statistics are those of all parts of the batch.
+///
+/// # Panics
+///
+/// Panics in such replicas if `x` and the parameters differ in dtype or device.
 pub fn batch_norm_train<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -68,11 +76,19 @@ pub fn batch_norm_train<const D: usize>(
 ) -> BatchNormTrainOutput<D> {
     let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked();
     let fit = require_parameters_of_channels(&x, &[Some(&gamma), Some(&beta)]);
+    let member = Member::current();
     if !accepts("batch_norm_train", fit, tracked, Some(&gamma)) {
+        assert!(
+            member.is_none(),
+            "a batch norm of replicas is synchronized only if its input and its parameters have one dtype and device"
+        );
         return module::batch_norm_train(x, gamma, beta, epsilon);
     }
     let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
-    let result = Dispatch::memsave_batch_norm_train(x, gamma, beta, epsilon);
+    let result = match member {
+        None => Dispatch::memsave_batch_norm_train(x, gamma, beta, epsilon),
+        Some(member) => Dispatch::memsave_batch_norm_synchronized(x, gamma, beta, epsilon, member),
+    };
     BatchNormTrainOutput {
         output: Tensor::from_dispatch(result.output),
         mean: Tensor::from_dispatch(result.mean),

@@ -1,7 +1,7 @@
 //! [`apart`]: runs a task outside of the scopes that its thread is in.
-use super::{held, ledger, policy, tape, update, watch};
+use super::{exchange, held, ledger, policy, tape, update, watch};
 
-/// Runs a task outside of the scopes of policies, segments, ledgers, watches and updates that its thread is in.
+/// Runs a task outside of the scopes of policies, segments, ledgers, watches, updates and exchanges that its thread is in.
 /// [`parallel::apart`](https://docs.rs/burn-memsave/latest/burn_memsave/parallel/fn.apart.html) does so for plans, too.
 pub fn apart<R>(task: impl FnOnce() -> R) -> R {
     let _segments = tape::set_aside();
@@ -10,6 +10,7 @@ pub fn apart<R>(task: impl FnOnce() -> R) -> R {
     let _ledger = ledger::set_aside();
     let _watch = watch::set_aside();
     let _updates = update::set_aside();
+    let _exchange = exchange::set_aside();
     task()
 }
 

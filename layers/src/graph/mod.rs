@@ -47,6 +47,9 @@
 //! | *tape* | What a segment did in its first run: its operations and random draws. Its second run must do the same. |
 //! | *segment* | A part of a network that keeps only its inputs, and is recomputed in the backward pass. |
 //!
+//! An operation may need numbers of other replicas in the middle of its passes, as a synchronized batch norm does. It gets them by an
+//! [`Exchange`] (`exchange.rs`), in which every replica runs on a thread of its own.
+//!
 //! Not every step is an operation. Segments (`segment.rs`), updates of parameters in the backward pass (`update.rs`) and surveys, which
 //! read the graph of a loss (`survey.rs`), add steps that compute nothing. They only pass gradients or tokens on, and do their work when
 //! Burn runs them.
@@ -55,6 +58,7 @@
 
 mod aside;
 mod bare;
+mod exchange;
 mod extension;
 mod held;
 mod inputs;
@@ -75,6 +79,8 @@ pub mod watch;
 mod apart;
 
 pub use apart::apart;
+pub(crate) use exchange::Place;
+pub use exchange::{Exchange, ExchangeError, Member, is_thread_of_pool};
 pub(crate) use extension::extension;
 pub use inputs::{Inputs, given};
 pub(crate) use kept::KeptTensor;

@@ -8,7 +8,7 @@
 use super::aside::Aside;
 use super::held;
 use super::kept::Report;
-use super::{ledger, watch::Watch};
+use super::{exchange, ledger, watch::Watch};
 use crate::backend::Saved;
 use burn::backend::{TensorMetadata, autodiff::NodeId};
 use burn::tensor::{DType, Shape};
@@ -90,9 +90,10 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
 }
 
 /// Runs the forward pass once more, to see what its outputs are computed from. It finds the random numbers that it drew, which stay on
-/// the tape. No outer segment, ledger or watch hears of this run.
+/// the tape. No outer segment, ledger, watch or exchange hears of this run, since not every replica has one.
 pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     let entered = Entered::new(Frame::Probing { draws: core::mem::take(&mut tape.draws), next: 0 });
+    let _exchange = exchange::set_aside();
     let run = || Watch::default().during(|| held::in_segment(forward));
     let (result, _) = ledger::record(run);
     if let Frame::Probing { draws, .. } = entered.leave() {

@@ -1,8 +1,9 @@
 //! Batch normalization, with the statistics of the batch or with running statistics.
 use crate::functional::{self, GivenNorm};
+use crate::graph::Member;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
-use burn::module::{Flag, Module, Param, RunningState};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, RunningState};
 use burn::tensor::{Device, Tensor, assert_shape};
 
 config_twin! {
@@ -114,14 +115,47 @@ impl BatchNorm {
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let device = input.device();
         let result = functional::batch_norm_train(input, self.gamma.val(), self.beta.val(), self.epsilon);
-        let update = |state: &RunningState<Tensor<1>>, batch: Tensor<1>| {
-            let running = state.value_sync().to_device(&device);
-            let batch = batch.detach().cast(running.dtype());
-            let kept = running.mul_scalar(1.0 - self.momentum);
-            state.update(kept.add(batch.mul_scalar(self.momentum)).detach());
-        };
-        update(&self.running_mean, result.mean);
-        update(&self.running_var, result.variance);
+        for (state, batch) in [(&self.running_mean, result.mean), (&self.running_var, result.variance)] {
+            match Member::current() {
+                None => update(state, batch, self.momentum, &device),
+                Some(member) => update_later(&member, state, batch, self.momentum, &device),
+            }
+        }
         result.output
     }
+}
+
+/// Moves a running statistic towards that of a batch.
+fn update(state: &RunningState<Tensor<1>>, batch: Tensor<1>, momentum: f64, device: &Device) {
+    let running = state.value_sync().to_device(device);
+    let batch = batch.detach().cast(running.dtype());
+    let kept = running.mul_scalar(1.0 - momentum);
+    state.update(kept.add(batch.mul_scalar(momentum)).detach());
+}
+
+/// The same after a step in which all replicas succeed.
+fn update_later(
+    member: &Member,
+    state: &RunningState<Tensor<1>>,
+    batch: Tensor<1>,
+    momentum: f64,
+    device: &Device,
+) {
+    let (id, state, device) = (id(state), state.clone(), device.clone());
+    member.update_later(id, move || {
+        update(&state, batch, momentum, &device);
+        state.value_sync(); // Burn keeps updates apart by thread until it is asked
+    });
+}
+
+fn id(state: &RunningState<Tensor<1>>) -> ParamId {
+    struct Id(Option<ParamId>);
+    impl ModuleVisitor for Id {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 = Some(param.id);
+        }
+    }
+    let mut id = Id(None);
+    state.visit(&mut id);
+    id.0.expect("a running state visits its value")
 }

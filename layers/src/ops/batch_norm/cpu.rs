@@ -13,7 +13,7 @@ use crate::backend::cpu::{
 use crate::backend::wide;
 use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, bf16, f16};
+use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
 
 impl<B: CpuBackend> BatchNormKernels for B {
@@ -62,7 +62,9 @@ impl<B: CpuBackend> BatchNormKernels for B {
             let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
             if wanted[0] {
                 let dx = B::as_slice_mut(&mut dy);
-                view.train_x_backward(B::as_slice(&gamma), &mean, &inverse_std, &sums, dx);
+                let count = view.count() as f64;
+                let means: Vec<_> = sums.0.iter().map(|sums| sums.map(|sum| sum / count)).collect();
+                view.x_backward(B::as_slice(&gamma), &mean, &inverse_std, &means, dx);
             }
             NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
         })
@@ -131,6 +133,76 @@ impl<B: CpuBackend> BatchNormKernels for B {
             }
         })
     }
+
+    fn batch_moments(x: FloatTensor<B>) -> [FloatTensor<B>; 2] {
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "batch_norm", E => {
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            view.statistics().map(of_channels::<B, E>)
+        })
+    }
+
+    fn normalize_by(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        beta: FloatTensor<B>,
+        statistics: [FloatTensor<B>; 2],
+        epsilon: f64,
+    ) -> FloatTensor<B> {
+        let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
+        let [mean, variance] = statistics.map(B::contiguous);
+        with_element!(x.dtype(), "batch_norm", E => {
+            let [mean, variance] = [&mean, &variance].map(B::as_slice::<<E as CpuElement>::Acc>);
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let y = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), mean, variance, epsilon);
+            B::from_vec(y, x.shape())
+        })
+    }
+
+    fn gradient_sums(
+        x: FloatTensor<B>,
+        statistics: [FloatTensor<B>; 2],
+        epsilon: f64,
+        dy: FloatTensor<B>,
+    ) -> [FloatTensor<B>; 2] {
+        let [x, dy] = [x, dy].map(B::contiguous);
+        let [mean, variance] = statistics.map(B::contiguous);
+        with_element!(x.dtype(), "batch_norm", E => {
+            let [mean, variance] = [&mean, &variance].map(B::as_slice::<<E as CpuElement>::Acc>);
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let sums = view.gradient_sums(mean, &inverse_std(variance, epsilon), B::as_slice(&dy));
+            [sums.beta(), sums.gamma()].map(of_channels::<B, E>)
+        })
+    }
+
+    fn x_backward_by(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        statistics: [FloatTensor<B>; 2],
+        epsilon: f64,
+        dy: FloatTensor<B>,
+        means: [FloatTensor<B>; 2],
+    ) -> FloatTensor<B> {
+        let (x, mut dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
+        let [mean, variance] = statistics.map(B::contiguous);
+        let means = means.map(B::contiguous);
+        with_element!(x.dtype(), "batch_norm", E => {
+            let [mean, variance, of_dy, of_product] =
+                [&mean, &variance, &means[0], &means[1]].map(B::as_slice::<<E as CpuElement>::Acc>);
+            let means = of_dy.iter().zip(of_product).map(|(dy, product)| [dy.into_f64(), product.into_f64()]);
+            let inverse_std = inverse_std(variance, epsilon);
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let dx = B::as_slice_mut(&mut dy);
+            view.x_backward(B::as_slice(&gamma), mean, &inverse_std, &means.collect::<Vec<_>>(), dx);
+        });
+        dy
+    }
+}
+
+/// A tensor `[channels]` of the type that sums are made in.
+fn of_channels<B: CpuBackend, E: CpuElement>(numbers: Vec<E::Acc>) -> FloatTensor<B> {
+    let channels = Shape::new([numbers.len()]);
+    B::from_vec(numbers, channels)
 }
 
 /// `sum(dy)` and `sum(dy * x_hat)` per channel.
@@ -178,13 +250,13 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         GradientSums(scaled.collect())
     }
 
-    /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`.
-    fn train_x_backward(
+    /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`, with the means of every channel.
+    fn x_backward(
         &self,
         gamma: &[E],
         mean: &[E::Acc],
         inverse_std: &[E::Acc],
-        sums: &GradientSums,
+        means: &[[f64; 2]],
         dy: &mut [E],
     ) {
         /// `dx = scale * dy + slope * (x - mean) + shift`
@@ -194,17 +266,16 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             mean: A,
             shift: A,
         }
-        let count = self.count() as f64;
         let acc = <E::Acc as CpuElement>::from_f64;
         let line = |channel: usize| {
             let inv = inverse_std[channel].into_f64();
             let scale = gamma[channel].into_f64() * inv;
-            let [sum, product] = sums.0[channel];
+            let [of_dy, of_product] = means[channel];
             Line {
                 scale: acc(scale),
-                slope: acc(-scale * inv * product / count),
+                slope: acc(-scale * inv * of_product),
                 mean: mean[channel],
-                shift: acc(-scale * sum / count),
+                shift: acc(-scale * of_dy),
             }
         };
         let lines: Vec<_> = (0..self.channels).map(line).collect();

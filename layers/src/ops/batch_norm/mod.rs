@@ -17,10 +17,14 @@
 //! statistics are kept if the [policy](crate::saved) gives `x` back rounded, and on backends that compose Burn's operations.
 //!
 //! If `x` is kept, here or by another step, the output is offered for [recomputation](crate::graph).
+//!
+//! `synchronized.rs` has the statistics of a batch that is divided among replicas.
 use super::row_norm::NormGrads;
-use crate::backend::{ChannelSums, composing_backends};
+use crate::backend::{ChannelSums, composing_backends, widen};
 use crate::graph::policy;
-use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
+use crate::graph::{
+    BackwardPass, Inputs, KeepPlan, Member, Operation, Recorder, Run, Tracking, extension, given,
+};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
@@ -29,6 +33,7 @@ use std::sync::Arc;
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod synchronized;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]
@@ -65,6 +70,29 @@ extension! {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
                 mean: untracked_mean,
                 variance: untracked_variance,
+            }
+        }
+        /// With the statistics of all parts of a batch, of which `x` is that of this member.
+        fn memsave_batch_norm_synchronized(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            epsilon: f64,
+            member: Member,
+        ) -> BatchNormTrain<Self> {
+            let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(Self::primitive);
+            let operation = synchronized::normalized::<<Self as Run>::Plain>(
+                plain_x,
+                plain_gamma,
+                plain_beta,
+                epsilon,
+                member,
+            );
+            let Statistics { mean, variance, .. } = operation.statistics.clone();
+            BatchNormTrain {
+                output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
+                mean: Self::untracked(mean),
+                variance: Self::untracked(variance),
             }
         }
         /// With given statistics, which must not be tracked.
@@ -318,6 +346,67 @@ pub trait BatchNormKernels: ChannelSums {
         let beta_grad = wanted[1].then(|| Self::sum_to_channels(dy.clone()));
         let x_grad = wanted[0].then(|| Self::float_mul(dy, Self::float_mul(gamma, inverse_std)));
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
+    }
+
+    /// The mean and the biased variance of every channel, `[channels]` each, in the type that sums are made in.
+    fn batch_moments(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2] {
+        let x = widen::<Self>(x);
+        let [rank, channels] = [x.shape().num_dims(), x.shape()[1]];
+        let share = channels as f64 / x.shape().num_elements() as f64;
+        let mean = |x| Self::float_mul_scalar(Self::sum_to_channels(x), share.into());
+        let of_x = mean(x.clone());
+        let centered = Self::float_sub(x, per_channel::<Self>(of_x.clone(), rank));
+        [of_x, mean(Self::float_mul(centered.clone(), centered))]
+    }
+
+    /// Normalizes with this mean and variance, which are in the type that sums are made in.
+    fn normalize_by(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        [mean, variance]: [FloatTensor<Self>; 2],
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let dtype = x.dtype();
+        let [x, gamma, beta] = [x, gamma, beta].map(widen::<Self>);
+        let y = Self::eval_batch_norm(x, gamma, beta, mean, variance, epsilon);
+        if y.dtype() == dtype { y } else { Self::float_cast(y, dtype.into()) }
+    }
+
+    /// `sum(dy)` and `sum(dy * x_hat)` of every channel, with this mean and variance; all in the type that sums are made in.
+    fn gradient_sums(
+        x: FloatTensor<Self>,
+        [mean, variance]: [FloatTensor<Self>; 2],
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        let [x, dy] = [x, dy].map(widen::<Self>);
+        let gamma = variance.clone(); // any tensor: only the gradient of x reads it
+        let sums = Self::eval_batch_norm_backward(Some(x), gamma, mean, variance, epsilon, dy, [false, true]);
+        [given(sums.beta), given(sums.gamma)]
+    }
+
+    /// `dx = gamma / std * (dy - mean_dy - x_hat * mean_product)`; `means` are `[mean_dy, mean_product]`. Statistics and means are in the
+    /// type that sums are made in. In place if `dy` is the only handle of its tensor.
+    fn x_backward_by(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        [mean, variance]: [FloatTensor<Self>; 2],
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+        means: [FloatTensor<Self>; 2],
+    ) -> FloatTensor<Self> {
+        let (dtype, rank) = (dy.dtype(), dy.shape().num_dims());
+        let [x, gamma, dy] = [x, gamma, dy].map(widen::<Self>);
+        let of_channels = |x| per_channel::<Self>(x, rank);
+        let inverse_std = inverse_std::<Self>(variance, epsilon);
+        let [of_dy, of_product] = means;
+        let slope = of_channels(Self::float_mul(inverse_std.clone(), of_product));
+        let shifted = Self::float_sub(dy, of_channels(of_dy));
+        let along_x = Self::float_mul(Self::float_sub(x, of_channels(mean)), slope);
+        let scale = of_channels(Self::float_mul(gamma, inverse_std));
+        let dx = Self::float_mul(Self::float_sub(shifted, along_x), scale);
+        if dx.dtype() == dtype { dx } else { Self::float_cast(dx, dtype.into()) }
     }
 }
 composing_backends!(BatchNormKernels);

@@ -101,6 +101,22 @@ impl BatchNormKernels for Cube {
         let x_grad = wanted[0].then(|| scaled(dy, gamma, variance, epsilon));
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
+
+    fn batch_moments(x: FloatTensor<Self>) -> [FloatTensor<Self>; 2] {
+        let (mean, variance) = Self::cube_batch_statistics(x);
+        [mean, variance]
+    }
+
+    fn gradient_sums(
+        x: FloatTensor<Self>,
+        [mean, variance]: [FloatTensor<Self>; 2],
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        let dtype = wide(dy.dtype());
+        let (of_product, of_dy) = Self::cube_batch_norm_parameters(dy, x, mean, variance, epsilon, dtype);
+        [of_dy, of_product]
+    }
 }
 
 /// `dy * gamma / std`, one kernel: shapes change before anything is computed.

@@ -1,0 +1,221 @@
+//! Steps in which replicas compute at the same time, on threads of their own, so that a batch norm can have the statistics of the whole
+//! batch: each thread waits in a batch norm until all have come to it.
+use super::gradients::{Collected, OfReplica};
+use super::{ParallelError, Replicas, refusal};
+use crate::gradient_steps::{Enter, leave};
+use crate::optim::InBackwardError;
+use crate::parameters::RunningStatistic;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Tensor, TensorData};
+use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// How long replicas wait for each other by default.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What a replica gives: its share of the loss, and its gradients, unless they were sent in the backward pass.
+type Given = Result<(Tensor<1>, GradientsParams), InBackwardError>;
+
+/// The replica of a part, the part, and its share of the loss.
+type Part<T> = (usize, T, f64);
+
+impl<M: Module> Replicas<M> {
+    /// The loss and the gradients, as [`backward`](Self::backward) gives them. `running` are the running statistics in training.
+    pub(super) fn backward_at_once<T: Send>(
+        &self,
+        running: &[RunningStatistic],
+        parts: Vec<Part<T>>,
+        loss: impl Fn(&M, T) -> Tensor<1> + Sync,
+    ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
+        if is_thread_of_pool() {
+            return Err(ParallelError::ThreadOfPool);
+        }
+        let replicas: Vec<usize> = parts.iter().map(|(index, ..)| *index).collect();
+        let exchange = Exchange::new(parts.len(), self.timeout.unwrap_or(TIMEOUT));
+        let members: Vec<Member> = (0..parts.len()).map(|index| exchange.member(index)).collect();
+        let collected = self.owners.as_ref().map(|owners| {
+            Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone())
+        });
+        let given = self.on_threads(&exchange, &members, parts, collected.as_ref(), &loss);
+        let given = self.succeeded(given, &replicas, &exchange)?;
+        self.all_are_synchronized(running, &members, &replicas)?;
+        members.iter().for_each(Member::update);
+        self.copy_running_statistics(running, &replicas);
+
+        let (losses, parts): (Vec<_>, Vec<_>) = given.into_iter().unzip();
+        let loss = self.sum_of_losses(losses);
+        let gradients = match collected {
+            Some(collected) => collected.sums(),
+            None => self.sum_on_first(parts),
+        };
+        Ok((loss, gradients))
+    }
+
+    /// Runs every part on a thread of its own. `None` for those that failed.
+    fn on_threads<T: Send>(
+        &self,
+        exchange: &Exchange,
+        members: &[Member],
+        parts: Vec<Part<T>>,
+        collected: Option<&Arc<Collected>>,
+        loss: &(impl Fn(&M, T) -> Tensor<1> + Sync),
+    ) -> Vec<Option<Given>> {
+        thread::scope(|scope| {
+            let start = |(number, (index, part, share)): (usize, Part<T>)| {
+                let module = self.modules[index].clone();
+                let collected = collected.map(|collected| collected.of_replica(index));
+                let member = members[number].clone();
+                let run = move || {
+                    member.run(|| match collected {
+                        None => Ok(passes(module, part, share, loss)),
+                        Some(collected) => passes_to_owners(module, part, share, loss, collected),
+                    })
+                };
+                let thread = thread::Builder::new().name(format!("replica {index}")).spawn_scoped(scope, run);
+                if let Err(error) = &thread {
+                    let message = format!("its thread could not be started: {error}");
+                    exchange.fail(ExchangeError::Panicked { member: number, message });
+                }
+                thread.ok()
+            };
+            let threads: Vec<_> = parts.into_iter().enumerate().map(start).collect();
+            threads.into_iter().map(|thread| thread?.join().ok().flatten()).collect()
+        })
+    }
+
+    /// What all replicas gave, or why one of them failed.
+    fn succeeded(
+        &self,
+        given: Vec<Option<Given>>,
+        replicas: &[usize],
+        exchange: &Exchange,
+    ) -> Result<Vec<(Tensor<1>, GradientsParams)>, ParallelError> {
+        // The others may have waited for the one whose loss was refused.
+        let mut all = Vec::with_capacity(given.len());
+        for (given, &part) in given.into_iter().zip(replicas) {
+            match given {
+                Some(given) => all.push(given.map_err(|error| ParallelError::Loss { part, error })?),
+                None => (), // it failed, as the exchange says
+            }
+        }
+        let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect();
+        match exchange.failure() {
+            None => Ok(all),
+            Some(ExchangeError::Panicked { member, message }) => {
+                let index = replicas[member];
+                Err(ParallelError::Replica { index, device: self.devices[index].clone(), message })
+            }
+            Some(ExchangeError::Differ { member, others }) => {
+                Err(ParallelError::Differ { index: replicas[member], others: of(&others) })
+            }
+            Some(ExchangeError::TimedOut { members, after }) => {
+                Err(ParallelError::TimedOut { devices: of(&members), after })
+            }
+        }
+    }
+
+    /// Gives the replicas that had no part the running statistics of one that had.
+    fn copy_running_statistics(&self, running: &[RunningStatistic], replicas: &[usize]) {
+        let idle = || (0..self.modules.len()).filter(|index| !replicas.contains(index));
+        if running.is_empty() || idle().next().is_none() {
+            return;
+        }
+        let values = values(&self.modules[replicas[0]], &running.iter().collect::<Vec<_>>());
+        for index in idle() {
+            // A module shares its running statistics with its clones.
+            drop(self.modules[index].clone().map(&mut Give(&values)));
+        }
+    }
+
+    /// Checks that no running statistics changed but those of batch norms that were synchronized.
+    fn all_are_synchronized(
+        &self,
+        running: &[RunningStatistic],
+        members: &[Member],
+        replicas: &[usize],
+    ) -> Result<(), ParallelError> {
+        let synchronized: HashSet<ParamId> = members.iter().flat_map(Member::to_be_updated).collect();
+        let unused: Vec<&RunningStatistic> =
+            running.iter().filter(|statistic| !synchronized.contains(&statistic.id)).collect();
+        if unused.is_empty() {
+            return Ok(());
+        }
+        for &index in replicas {
+            let module = &self.modules[index];
+            let before = values(module, &unused);
+            // Makes pending updates visible, in the module, too.
+            let after = values(&module.valid(), &unused);
+            if let Some(statistic) = unused.iter().find(|of| before.get(&of.id) != after.get(&of.id)) {
+                return Err(ParallelError::NotSynchronized { path: statistic.path.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives running statistics these values.
+struct Give<'a>(&'a HashMap<ParamId, TensorData>);
+
+impl ModuleMapper for Give<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.get(&param.id).cloned() {
+            Some(data) => param.map(|old| {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (&old.device(), dtype))
+            }),
+            None => param,
+        }
+    }
+}
+
+/// The forward and the backward pass of a part.
+fn passes<M: Module, T>(
+    module: M,
+    part: T,
+    share: f64,
+    loss: &impl Fn(&M, T) -> Tensor<1>,
+) -> (Tensor<1>, GradientsParams) {
+    let loss = loss(&module, part).mul_scalar(share);
+    let gradients = GradientsParams::from_grads(loss.backward(), &module);
+    (loss.inner(), gradients)
+}
+
+/// The same, with gradients that go to their owners as soon as they are complete.
+fn passes_to_owners<M: Module, T>(
+    module: M,
+    part: T,
+    share: f64,
+    loss: &impl Fn(&M, T) -> Tensor<1>,
+    collected: Arc<OfReplica>,
+) -> Given {
+    let updates = Updates::default();
+    let mut enter = Enter::new(updates.clone(), 0);
+    let module = module.map(&mut enter);
+    let loss = loss(&module, part).mul_scalar(share);
+    if let Some(error) = refusal(&loss) {
+        return Err(error);
+    }
+    let value = loss.clone().inner();
+    let (_, loss) = leave(module, enter, loss, collected);
+    drop(updates.during(|| loss.backward()));
+    Ok((value, GradientsParams::new()))
+}
+
+/// The values of running statistics.
+fn values(module: &impl Module, of: &[&RunningStatistic]) -> HashMap<ParamId, TensorData> {
+    struct Values(HashSet<ParamId>, HashMap<ParamId, TensorData>);
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.0.contains(&param.id) {
+                self.1.insert(param.id, param.base().into_data());
+            }
+        }
+    }
+    let mut values = Values(of.iter().map(|statistic| statistic.id).collect(), HashMap::new());
+    module.visit(&mut values);
+    values.1
+}
