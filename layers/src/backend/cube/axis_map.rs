@@ -1,7 +1,10 @@
-//! Adjoints of linear maps along spatial axes: for every element of the input a unit gathers its outputs, for several channels at once.
+//! Adjoints of linear maps along spatial axes: for every element of the input a unit gathers its outputs, for several channels at once. If
+//! few inputs have many outputs each, the units of a cube do.
 use super::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use super::volume::{Place, Volume, address, channels_last, empty_in_order, place};
-use super::{Grid, launch};
+use super::{
+    Grid, Pair, launch, planned_multiprocessors, row_of_unit, sum_over_units, unit_of_row, units_of_input,
+};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights};
 use crate::backend::wide;
 use burn::backend::{
@@ -41,13 +44,14 @@ impl AxisMapsCube for CubeBackend {
             return dx;
         }
         let Grouped { of_dy, of_dx, channels, of_unit, units } = Grouped::of(&dy, &dx);
-        let Some(grid) = Grid::of_units(units, &[&dy, &dx]) else { return dx };
-        let mut table = Table { places: vec![], weights: vec![], apart: true };
+        let mut table = Table { places: vec![], weights: vec![], apart: true, outputs: 1 };
         let [columns, rows, depth] = {
             let mut axes = axes.iter().rev();
             [(); 3].map(|()| table.push(axes.next().unwrap_or(&AxisMap::identity())))
         };
-        let apart = table.apart;
+        let (apart, multiprocessors) = (table.apart, planned_multiprocessors(&dy.client));
+        let units_of_input = units_of_input(units, table.outputs, multiprocessors);
+        let Some(grid) = Grid::of_rows(units, units_of_input, &[&dy, &dx]) else { return dx };
         let (places, weights) = table.upload(&dy);
         // SAFETY: the kernel compares every position with the shapes, and the ranges end with those of `dy`.
         unsafe {
@@ -64,6 +68,7 @@ impl AxisMapsCube for CubeBackend {
                 channels,
                 units,
                 of_unit,
+                units_of_input,
                 axes.len() > 2,
                 last,
                 apart,
@@ -81,6 +86,8 @@ struct Table {
     weights: Vec<f64>,
     /// Whether no windows of an axis overlap, so that an input has one output at most.
     apart: bool,
+    /// The most outputs of an input over all axes.
+    outputs: usize,
 }
 
 impl Table {
@@ -94,7 +101,9 @@ impl Table {
                 *of_input = first..output + 1;
             }
         }
-        self.apart &= outputs.iter().all(|range| range.len() <= 1);
+        let most = outputs.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        self.apart &= most <= 1;
+        self.outputs *= most.max(1);
         for (input, range) in outputs.into_iter().enumerate() {
             self.places.extend([range.start, self.weights.len()].map(|place| place as i32));
             self.weights.extend(range.map(|output| axis.weight(output, input)));
@@ -169,15 +178,17 @@ fn adjoint_kernel<T: Float, W: Float>(
     channels: ChannelsOfUnit,
     units: usize,
     #[comptime] of_unit: usize,
+    #[comptime] units_of_input: usize,
     #[comptime] has_depth: bool,
     #[comptime] channels_last: bool,
     #[comptime] apart: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if ABSOLUTE_POS >= units {
+    let number = row_of_unit(units_of_input);
+    if number >= units {
         terminate!();
     }
-    let to = place(&of_dx, ABSOLUTE_POS, channels_last);
+    let to = place(&of_dx, number, channels_last);
     let rows = outputs(places, axes.rows, to.row);
     let slices = outputs(places, axes.depth, to.depth);
     let columns = outputs(places, axes.columns, to.column);
@@ -200,6 +211,27 @@ fn adjoint_kernel<T: Float, W: Float>(
                 sums[channel] = weight * W::cast_from(dy[first + offsets[channel]]);
             }
         }
+    } else if comptime!(units_of_input > 1) {
+        let lines = slices.len * rows.len;
+        let mut at = UNIT_POS as usize;
+        while at < lines * columns.len {
+            let (line, k) = (at / columns.len, at % columns.len);
+            let (i, j) = (line / rows.len, line % rows.len);
+            let weight =
+                weights[slices.weights + i] * weights[rows.weights + j] * weights[columns.weights + k];
+            let from =
+                first + i * of_dy.stride_of_depth + j * of_dy.stride_of_height + k * of_dy.stride_of_width;
+            #[unroll]
+            for channel in 0..of_unit {
+                sums[channel] += weight * W::cast_from(dy[from + offsets[channel]]);
+            }
+            at += units_of_input;
+        }
+        #[unroll]
+        for channel in 0..of_unit {
+            let of_this = Pair::<W> { a: sums[channel], b: W::new(0.0) };
+            sums[channel] = sum_over_units::<W>(of_this, units_of_input).a;
+        }
     } else if comptime!(has_depth) {
         for i in 0..slices.len {
             let start = first + i * of_dy.stride_of_depth;
@@ -213,7 +245,9 @@ fn adjoint_kernel<T: Float, W: Float>(
     } else {
         sums = sums_of_plane::<T, W>(dy, weights, &of_dy, first, &offsets, &rows, &columns, of_unit);
     }
-    write_channels::<T, W>(dx, address(&of_dx, &to), &channels, count, &sums, of_unit);
+    if unit_of_row(units_of_input) == 0 {
+        write_channels::<T, W>(dx, address(&of_dx, &to), &channels, count, &sums, of_unit);
+    }
 }
 
 /// The sums over rows and columns, whose first element is at `start`.

@@ -1,4 +1,5 @@
 //! What a device reports about itself.
+use super::division::UNITS;
 use crate::backend::Capacity;
 use burn::backend::{BackendTypes, Cube};
 use burn_cubecl::cubecl::{client::Client, features::Plane};
@@ -15,6 +16,12 @@ fn multiprocessors(client: &Client) -> Option<usize> {
 pub(crate) fn planned_multiprocessors(client: &Client) -> usize {
     const IN_SOFTWARE: usize = 8;
     multiprocessors(client).unwrap_or(IN_SOFTWARE).max(1)
+}
+
+/// The most units of a cube that reduces a long row. With more, a kernel would have few registers for each.
+pub(crate) fn units_of_cube(client: &Client) -> usize {
+    const MOST: usize = 512;
+    if client.properties().hardware.max_units_per_cube as usize >= MOST { MOST } else { UNITS }
 }
 
 impl Capacity for Cube {

@@ -28,8 +28,8 @@ mod volume;
 
 pub use mask::CubeMask;
 
-pub(crate) use capacity::planned_multiprocessors;
-pub(crate) use division::{are_rows_divided, units_of_row};
+pub(crate) use capacity::{planned_multiprocessors, units_of_cube};
+pub(crate) use division::{are_rows_divided, parts_of_sum, units_of_input, units_of_row};
 pub(crate) use grid::{Grid, launch, types, vector_size};
 #[cfg(feature = "fusion")]
 pub(crate) use mask::described_words;

@@ -11,7 +11,7 @@ use crate::backend::cube::channels::{
 };
 use crate::backend::cube::columns::Spread;
 use crate::backend::cube::{
-    Grid, are_rows_divided, empty, launch, planned_multiprocessors, units_of_row, vector_size,
+    Grid, are_rows_divided, empty, launch, planned_multiprocessors, units_of_cube, units_of_row, vector_size,
 };
 use crate::backend::optional::MaybeTensor;
 use crate::backend::{ChannelSums, wide};
@@ -236,12 +236,13 @@ impl RowSplit {
         let fits = |size: &usize| row.is_multiple_of(*size);
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
-        let (count, units) = (elements / row, units_of_row(row));
-        let (grid, takers) =
-            match are_rows_divided(count, row / size, planned_multiprocessors(&tensors[0].client)) {
-                true => (Grid::of_units(elements / size, tensors)?, Takers::Grid),
-                false => (Grid::of_rows(count, units, tensors)?, Takers::Units(units)),
-            };
+        let client = &tensors[0].client;
+        let (count, units) = (elements / row, units_of_row(row, units_of_cube(client)));
+        let turns = row.div_ceil(size * units);
+        let (grid, takers) = match are_rows_divided(count, turns, planned_multiprocessors(client)) {
+            true => (Grid::of_units(elements / size, tensors)?, Takers::Grid),
+            false => (Grid::of_rows(count, units, tensors)?, Takers::Units(units)),
+        };
         Some(Self { grid, count, size, takers })
     }
 
