@@ -233,6 +233,9 @@ impl Devices {
         (shape, tracks_input): ([usize; D], bool),
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
     ) {
+        if !self.wants(name) {
+            return;
+        }
         let normal = Distribution::Normal(0.0, 1.0);
         let input = || Tensor::<D>::random(shape, normal, &self.device).set_require_grad(tracks_input);
         let of_output = sides[0](input()).dims();

@@ -14,7 +14,7 @@ fn multiprocessors(client: &Client) -> Option<usize> {
 
 /// As many as divisions of work count on: a device in software has a few threads.
 pub(crate) fn planned_multiprocessors(client: &Client) -> usize {
-    const IN_SOFTWARE: usize = 8;
+    const IN_SOFTWARE: usize = 2;
     multiprocessors(client).unwrap_or(IN_SOFTWARE).max(1)
 }
 

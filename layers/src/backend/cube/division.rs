@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use std::fmt::Debug;
 
-    /// Numbers of multiprocessors; software counts as 8.
+    /// Numbers of multiprocessors; a device in software counts as two.
     fn multiprocessors() -> impl Iterator<Item = usize> {
         1..=160
     }
