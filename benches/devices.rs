@@ -7,7 +7,7 @@
 //! ```
 //!
 //! With `cuda` instead of `wgpu` it runs on CUDA. `--large` measures whole models of the size of a GPU instead, `--short` many rows of a
-//! few elements. Bytes in use are read whenever a kernel is launched. "Kept" is what is alive after the forward pass beside parameters;
+//! few elements, `--planes` large planes and long rows. Bytes in use are read whenever a kernel is launched. "Kept" is what is alive after the forward pass beside parameters;
 //! "peak" is the most in use beyond parameters, input and the gradient of the output. As in a network with products around the layer, that
 //! gradient exists when the backward pass begins, and the output is written before: fusion cannot join it with the sum that a test would
 //! end with. Ratios are ours to Burn's; a ratio above 1 is a bug.
@@ -44,6 +44,8 @@ use table::{
 
 #[path = "devices/large.rs"]
 mod large;
+#[path = "devices/planes.rs"]
+mod planes;
 mod recorded;
 #[path = "devices/short.rs"]
 mod short;
@@ -68,6 +70,9 @@ struct Args {
     /// Measures many rows and planes of a few elements, instead of the table.
     #[arg(long, conflicts_with = "large")]
     short: bool,
+    /// Measures large planes in both orders, long rows and axes, adapters of several ranks, and odd sizes, instead of the table.
+    #[arg(long, conflicts_with_all = ["large", "short"])]
+    planes: bool,
     #[command(flatten)]
     sizes: large::Sizes,
     /// How often both sides are timed in turns, for the medians: fewer times where a turn takes seconds, more where it takes
@@ -228,6 +233,9 @@ impl Devices {
         (shape, tracks_input): ([usize; D], bool),
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
     ) {
+        if !self.wants(name) {
+            return;
+        }
         let normal = Distribution::Normal(0.0, 1.0);
         let input = || Tensor::<D>::random(shape, normal, &self.device).set_require_grad(tracks_input);
         let of_output = sides[0](input()).dims();
@@ -408,6 +416,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut devices = Devices { device: device.autodiff(), args, rows: vec![] };
     if devices.args.short {
         short::rows(&mut devices);
+    } else if devices.args.planes {
+        devices.planes();
     } else if devices.args.large {
         devices.large(devices.args.sizes);
     } else {

@@ -60,9 +60,10 @@ run() {
             printf '\nTests of devices: '
             "$prebuilt/tests$variant" >"$results/tests$variant.log" 2>&1 || true
             sed -n 's/^test result: //p' "$results/tests$variant.log" | grep . || echo "did not end, see tests$variant.log"
-            for models in layers large; do
+            for models in layers planes large; do
                 printf '\n'
                 "$prebuilt/devices$variant" $([ "$models" = layers ] && [ -n "${GPU_SH_SMALL:-}" ] && echo relu) \
+                    $([ "$models" = planes ] && echo --planes ${GPU_SH_SMALL:+--turns 1}) \
                     $([ "$models" = large ] && echo --large "${large[@]}") \
                     --card "$card" --json "$results/$models$variant.json" 2>"$results/$models$variant.log" ||
                     echo "$models: did not end, see $models$variant.log"

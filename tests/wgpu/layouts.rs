@@ -252,19 +252,100 @@ fn rows_of_any_layout_equal_flex() {
     check(24, &of_images, |shape| shape[1], |case| case.shape[2] > 2 && !matches!(case.dy, Layout::Reversed));
 }
 
-/// More elements per channel than a device in software takes turns in a loop: 65,535.
+/// Planes and rows of which several cubes take a part each, in vectors and not: more elements than a device in software takes turns in a
+/// loop, 65,535.
 #[test]
 fn norms_of_large_planes_equal_flex() {
-    let ops: [(&str, Op); 3] = [
+    let ops: [(&str, Op); 4] = [
         ("group_norm", |x, p| F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), 2, 1e-3)),
+        ("group_norm of one group", |x, p| F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), 1, 1e-3)),
         ("instance_norm", |x, p| F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), 4, 1e-3)),
         ("batch_norm", |x, p| F::batch_norm_train(x, p[0].clone(), p[1].clone(), 1e-3).output),
     ];
-    for layout in [Layout::Contiguous, Layout::ChannelsLast] {
-        let case = Case { shape: [2, 4, 66_001], x: layout, dy: layout, tracked: true };
+    for (layout, shape) in [
+        (Layout::Contiguous, [2, 4, 66_001]),
+        (Layout::ChannelsLast, [2, 4, 66_001]),
+        (Layout::Contiguous, [1, 4, 140_000]),
+        (Layout::Sliced, [1, 4, 70_000]),
+        (Layout::ChannelsLast, [3, 12, 30_000]),
+    ] {
+        let case = Case { shape, x: layout, dy: layout, tracked: true };
         for (name, op) in ops {
-            compare(EXACT, name, op, &case, 4);
+            compare(EXACT, name, op, &case, shape[1]);
         }
+    }
+    let ops: [(&str, Op); 2] = [
+        ("layer_norm", |x, p| F::layer_norm(x, p[0].clone(), Some(p[1].clone()), 1e-3)),
+        ("rms_norm", |x, p| F::rms_norm(x + 0.5, p[0].clone(), 1e-3)),
+    ];
+    for (layout, row) in
+        [(Layout::Contiguous, 270_001), (Layout::Contiguous, 540_000), (Layout::Reversed, 140_002)]
+    {
+        let case = Case { shape: [1, 2, row], x: layout, dy: layout, tracked: true };
+        for (name, op) in ops {
+            compare(EXACT, name, op, &case, row);
+        }
+    }
+}
+
+/// Beta gradients of batch norm: the sums of `dy` by channels.
+fn sums_by_channels(shape: [usize; 4], dy: TensorData, channels_last: bool) -> Vec<f32> {
+    let device = gpu().autodiff();
+    let vector = |of: f32| Tensor::<1>::full([shape[1]], of, (&device, DType::F32));
+    let beta = vector(0.0).require_grad();
+    let y = F::batch_norm(
+        Tensor::<4>::zeros(shape, (&device, DType::F32)),
+        vector(1.0),
+        beta.clone(),
+        vector(0.0),
+        vector(1.0),
+        1e-3,
+    );
+    let y = if channels_last { y.permute([0, 2, 3, 1]) } else { y };
+    let dy = tensor::<1>(dy, &device).reshape(y.dims());
+    let gradients = (y * dy).sum().backward();
+    beta.grad(&gradients).expect("tracked").into_data().iter::<f32>().collect()
+}
+
+/// A sum of sums is as exact as sums of few terms, however many there are. A device in software would cut a loop over them off.
+#[test]
+fn sums_of_many_equal_numbers_are_exact() {
+    let _shared = among_others();
+    for shape in [[1, 1, 1024, 1024], [2, 3, 513, 1023], [1, 16, 512, 512], [3000, 5, 7, 9]] {
+        let elements = shape.iter().product::<usize>();
+        let exact = f64::from(0.1f32) * (elements / shape[1]) as f64;
+        for channels_last in [false, true] {
+            let dy = TensorData::new(vec![0.1f32; elements], [elements]);
+            for sum in sums_by_channels(shape, dy, channels_last) {
+                let error = (f64::from(sum) - exact).abs() / exact;
+                assert!(error < 1e-5, "{shape:?}, channels last: {channels_last}: {sum} for {exact}");
+            }
+        }
+    }
+}
+
+/// An infinity or NaN shows in the sum of its channel, and in no other one.
+#[test]
+fn sums_by_channels_keep_infinities_apart() {
+    let _shared = among_others();
+    let shape = [3, 6, 35, 34];
+    let plane = shape[2] * shape[3];
+    for channels_last in [false, true] {
+        // Of channels 1 and 4.
+        let place = |channel: usize, at: usize| match channels_last {
+            true => at * shape[1] + channel,
+            false => channel * plane + at,
+        };
+        let mut dy = vec![0.5f32; shape.iter().product()];
+        dy[place(1, 900)] = f32::INFINITY;
+        dy[place(4, 7)] = f32::NEG_INFINITY;
+        dy[place(4, 1000)] = f32::INFINITY;
+        let elements = dy.len();
+        let sums = sums_by_channels(shape, TensorData::new(dy, [elements]), channels_last);
+        let finite = 0.5 * (shape[0] * plane) as f32;
+        assert_eq!([sums[0], sums[2], sums[3], sums[5]], [finite; 4], "channels last: {channels_last}");
+        assert_eq!(sums[1], f32::INFINITY, "channels last: {channels_last}");
+        assert!(sums[4].is_nan(), "channels last: {channels_last}");
     }
 }
 

@@ -160,7 +160,7 @@ fn batch_norm_of_few_elements_needs_no_more_than_burn() {
 fn norms_do_not_copy_what_they_read() {
     type Op = fn(Tensor<3>, Tensor<1>) -> Tensor<3>;
     const SHAPE: [usize; 3] = [64; 3];
-    /// The most that parts of sums by channels take, whose number depends on the layout: two numbers in f32 for each of 4096 units.
+    /// The most that parts of sums take, whose number depends on the layout: two numbers in f32 for each of 4096 units.
     const PARTS: u64 = 4096 * 2 * 4;
     let ops: [(&str, Op); 5] = [
         ("layer_norm", |x, p| F::layer_norm(x, p.clone(), Some(p), 1e-3)),
@@ -181,8 +181,7 @@ fn norms_do_not_copy_what_they_read() {
         for axes in [[0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
             let strided = measure(axes);
             let [most, peak] = [&contiguous, &strided].map(|of| of.peak.expect("the pool counts"));
-            let parts = if name.starts_with("batch_norm") { PARTS } else { 0 };
-            assert!(peak <= most + parts + SLACK, "{name}, {axes:?}: {peak} bytes, contiguous {most}");
+            assert!(peak <= most + PARTS + SLACK, "{name}, {axes:?}: {peak} bytes, contiguous {most}");
         }
     }
 }

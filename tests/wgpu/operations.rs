@@ -686,6 +686,26 @@ fn pools_equal_flex() {
     check("interpolate", [2, 3, 6, 7], |x: Tensor<4>, _| F::interpolate(x, options.clone()));
 }
 
+/// Few inputs with many outputs each, which the units of a cube gather.
+#[test]
+fn images_of_one_element_are_resized_as_on_flex() {
+    for mode in [InterpolateMode::Nearest, InterpolateMode::Bilinear] {
+        for (shape, size) in [
+            ([2, 3, 1, 1], [64, 65]),
+            ([1, 9, 1, 1], [130, 128]),
+            ([1, 5, 2, 1], [40, 48]),
+            ([1, 1, 3, 2], [50, 31]),
+        ] {
+            let options = InterpolateOptions::new(mode.clone()).with_output_size(size);
+            check("interpolate", shape, |x: Tensor<4>, _| F::interpolate(x, options.clone()));
+        }
+    }
+    // Windows of which every input has many.
+    let options = AvgPoolOptions::new([16, 16]).with_stride([1, 1]).with_padding([8, 8]);
+    check("avg_pool2d", [1, 2, 20, 24], |x: Tensor<4>, _| F::avg_pool2d(x, options.clone()));
+    check("adaptive_avg_pool3d", [1, 3, 1, 2, 1], |x: Tensor<5>, _| F::adaptive_avg_pool3d(x, [7, 8, 9]));
+}
+
 /// Stock panics for these: CubeCL has gradients of the nearest modes only (cubek-interpolate 0.3.1).
 #[test]
 fn smooth_interpolations_equal_flex() {

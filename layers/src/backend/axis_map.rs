@@ -19,10 +19,46 @@ pub trait AxisMaps: Backend {
 
     /// `dx` of shape `x`, `[batch, channels, ...]`, from `dy`, with one map per spatial axis.
     fn axis_adjoint(x: Shape, dy: FloatTensor<Self>, axes: Vec<AxisMap>) -> FloatTensor<Self>;
+
+    /// The same for maps that follow a rule: devices compute windows where they need them, so that no table is made and sent.
+    fn regular_adjoint(x: Shape, dy: FloatTensor<Self>, axes: Vec<Regular>) -> FloatTensor<Self> {
+        Self::axis_adjoint(x, dy, axes.iter().map(Regular::map::<Self>).collect())
+    }
+}
+
+/// A map of an axis whose windows and weights follow from a rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Regular {
+    pub axis: Resized,
+    pub rule: Rule,
+}
+
+/// Which inputs an output has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// The mean of a window.
+    Windows { kernel: usize, stride: usize, padding: (usize, usize), count_include_pad: bool },
+    /// The mean of an equal share of the inputs.
+    Adaptive,
+    /// The nearest input, by [`AxisMaps::nearest_input`].
+    Nearest(Shift),
+}
+
+impl Regular {
+    pub(crate) fn map<B: AxisMaps>(&self) -> AxisMap {
+        let Resized { size, out, .. } = self.axis;
+        match self.rule {
+            Rule::Windows { kernel, stride, padding, count_include_pad } => {
+                AxisMap::mean_windows(size, out, kernel, stride, padding, count_include_pad)
+            }
+            Rule::Adaptive => AxisMap::adaptive_mean(size, out),
+            Rule::Nearest(shift) => AxisMap::nearest::<B>(self.axis, shift),
+        }
+    }
 }
 
 /// What is added to the index of an output.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shift {
     /// 0
     None,
@@ -44,6 +80,11 @@ pub struct Resized {
 }
 
 impl Resized {
+    /// From one size to another one.
+    pub(crate) fn between(size: usize, out: usize) -> Self {
+        Self { size, out, factor: None, align_corners: false }
+    }
+
     /// Where output `o` lies on the axis of the input.
     fn coordinate(self, o: usize) -> f64 {
         let (size, out) = (self.size as f64, self.out as f64);

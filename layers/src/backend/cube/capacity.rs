@@ -1,4 +1,5 @@
 //! What a device reports about itself.
+use super::division::UNITS;
 use crate::backend::Capacity;
 use burn::backend::{BackendTypes, Cube};
 use burn_cubecl::cubecl::{client::Client, features::Plane};
@@ -11,16 +12,16 @@ fn multiprocessors(client: &Client) -> Option<usize> {
     said.or_else(|| properties.features.plane.contains(Plane::Ops).then_some(64))
 }
 
-/// # Panics
-///
-/// If a unit takes more turns in all its loops than a device in software allows. Mesa's llvmpipe silently leaves its loops after 65,535
-/// turns, so results would be wrong.
-pub(crate) fn assert_turns(client: &Client, turns: usize) {
-    const MOST: usize = 65_535;
-    assert!(
-        turns <= MOST || multiprocessors(client).is_some(),
-        "a kernel of {turns} turns, of which a device in software ends after {MOST}: rows or planes of so many elements need a GPU"
-    );
+/// As many as divisions of work count on: a device in software has a few threads.
+pub(crate) fn planned_multiprocessors(client: &Client) -> usize {
+    const IN_SOFTWARE: usize = 2;
+    multiprocessors(client).unwrap_or(IN_SOFTWARE).max(1)
+}
+
+/// The most units of a cube that reduces a long row. With more, a kernel would have few registers for each.
+pub(crate) fn units_of_cube(client: &Client) -> usize {
+    const MOST: usize = 512;
+    if client.properties().hardware.max_units_per_cube as usize >= MOST { MOST } else { UNITS }
 }
 
 impl Capacity for Cube {

@@ -1,19 +1,16 @@
 //! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
-use super::{
-    FEWEST_UNITS, Grid, Output, Pair, assert_turns, channels_last, empty, launch, sum_of_vector,
-    sum_over_units, units_of_row, vector_size,
+use super::columns::{
+    ColumnsShapeLaunch, ColumnsVariant, RowsShapeLaunch, Spread, Statistics, merge_moments, merge_sums,
+    moments_kernel, sums_kernel,
 };
+use super::division::Columns;
+use super::{Grid, Output, channels_last, empty, launch, planned_multiprocessors, vector_size};
 use crate::backend::{ChannelSums, wide};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::{
-    self,
-    ir::ElemType,
-    prelude::*,
-    std::tensor::layout::linear::{LinearView, LinearViewMut},
-};
+use burn_cubecl::cubecl::{self, prelude::*};
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -33,8 +30,7 @@ pub trait ChannelSumsCube: Backend {
 impl ChannelSumsCube for CubeBackend {
     fn cube_sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        let parts = sums(&ByChannels::of(x), None);
-        merge(parts, dtype).a
+        sums(&ByChannels::of(x), None, None, dtype).a
     }
 }
 
@@ -54,12 +50,48 @@ pub(crate) struct Channels {
     pub inner: usize,
 }
 
+impl Channels {
+    /// In vectors of this size: columns, terms of each, and terms that lie side by side.
+    fn columns(&self, size: usize) -> (usize, usize, usize) {
+        let plane = self.plane(size);
+        let columns = if self.inner == 1 { self.channels / size } else { self.channels };
+        (columns, self.repeats * plane, plane)
+    }
+
+    /// Vectors of one channel that lie side by side.
+    fn plane(&self, size: usize) -> usize {
+        if self.inner == 1 { 1 } else { self.inner / size }
+    }
+
+    pub fn launch(&self) -> ChannelsShapeLaunch {
+        ChannelsShapeLaunch::new(self.repeats, self.channels, self.inner)
+    }
+}
+
+/// See [`Channels`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ChannelsShape {
+    pub repeats: usize,
+    pub channels: usize,
+    pub inner: usize,
+}
+
 impl ByChannels {
     /// Along the channels where they are nearest in memory.
     pub fn of(tensor: CubeTensor) -> Self {
         let last = !tensor.is_contiguous()
             && (channels_last(&tensor) || permute(tensor.clone(), &to_last(&tensor)).is_contiguous());
         Self::as_in(tensor, last)
+    }
+
+    /// A tensor whose elements are in this order already.
+    pub fn in_order(tensor: CubeTensor, shape: Channels) -> Self {
+        Self { tensor, shape, last: false }
+    }
+
+    /// With the channels last.
+    pub fn along_channels(tensor: CubeTensor) -> Self {
+        Self::as_in(tensor, true)
     }
 
     /// In the order of another tensor of this shape.
@@ -113,341 +145,241 @@ fn to_last(tensor: &CubeTensor) -> Vec<usize> {
     [0].into_iter().chain(2..rank).chain([1]).collect()
 }
 
-/// How repeats are divided into parts. Each unit adds up one part of a column, or each cube one part with all inner elements.
-pub(crate) struct ChannelParts {
-    pub count: usize,
-    /// Repeats of a part.
-    pub length: usize,
+/// A two-stage reduction of tensors in the same order.
+struct Reduction {
+    grid: Grid,
+    /// Elements of a vector.
+    size: usize,
+    columns: Columns,
+    shape: Channels,
+    variant: ColumnsVariant,
 }
 
-impl Channels {
-    /// As few parts as keep all units of a device busy, and leave each cube a thousand elements, or each unit 4096, since every part and
-    /// channel makes two numbers in f32. But no more than one unit can merge.
-    pub fn parts(&self) -> ChannelParts {
-        const UNITS: usize = 1 << 12;
-        const CUBES: usize = 1 << 10;
-        const ELEMENTS: usize = 1 << 10;
-        const MERGED: usize = 1 << 14;
-        let channels = self.channels.max(1);
-        let most = match self.inner {
-            0 | 1 => UNITS.div_ceil(channels).max(self.repeats.div_ceil(UNITS)),
-            inner => CUBES.div_ceil(channels).max((self.repeats * inner).div_ceil(ELEMENTS)),
-        };
-        let most = most.min(MERGED);
-        let length = self.repeats.div_ceil(most.clamp(1, self.repeats.max(1))).max(1);
-        ChannelParts { count: self.repeats.div_ceil(length), length }
+impl Reduction {
+    /// In vectors of up to `most` elements. `None` without elements.
+    fn of(read: &[&ByChannels], most: usize) -> Option<Self> {
+        let shape = read[0].shape;
+        let size = read.iter().map(|of| of.vector_size()).min().unwrap_or(1).min(most);
+        let tensors: Vec<&CubeTensor> = read.iter().map(|of| &of.tensor).collect();
+        if tensors[0].meta.num_elements() == 0 {
+            return None;
+        }
+        let (count, terms, _) = shape.columns(size);
+        let near = shape.inner == 1;
+        let columns = Columns::of(count, terms, near, planned_multiprocessors(&tensors[0].client));
+        let Columns { cubes, .. } = columns;
+        let variant = ColumnsVariant { cubes, near, several: !near && shape.repeats > 1 };
+        let grid = Grid::of_cubes(columns.count(count), cubes.across * cubes.along, &tensors);
+        Some(Self { grid, size, columns, shape, variant })
     }
 
-    pub fn launch(&self) -> ChannelsShapeLaunch {
-        ChannelsShapeLaunch::new(self.repeats, self.channels, self.inner, self.parts().length)
+    fn shape(&self) -> ColumnsShapeLaunch {
+        let (columns, terms, plane) = self.shape.columns(self.size);
+        ColumnsShapeLaunch::new(columns, terms, self.columns.length, plane)
     }
 
-    /// For a kernel that reads the tensors in vectors of this size, and makes two numbers per part and channel. `None` for no elements.
-    pub fn grid(&self, size: usize, tensors: &[&CubeTensor]) -> Option<Grid> {
-        let ChannelParts { count, length } = self.parts();
-        let (grid, turns) = if self.inner > 1 {
-            let of_cube = self.units();
-            // For the variance, elements are read twice.
-            let turns = 2 * (length * self.inner).div_ceil(size * of_cube);
-            (Grid::of_rows(count * self.channels, of_cube, tensors)?, turns)
-        } else {
-            (Grid::of_units(count * self.channels / size, tensors)?, length)
-        };
-        assert_turns(&grid.client, turns);
-        Some(grid)
+    /// Elements of a channel in a part.
+    fn length(&self) -> usize {
+        self.columns.length * if self.variant.near { 1 } else { self.size }
     }
 
-    /// The units of a cube that adds up the inner elements.
-    pub fn units(&self) -> usize {
-        units_of_row(self.parts().length * self.inner).max(FEWEST_UNITS)
+    /// Two numbers for each part and channel, not written yet.
+    fn parts(&self, like: &CubeTensor) -> CubeTensor {
+        empty(like, Shape::new([self.columns.parts, 2, self.shape.channels]), wide(like.dtype))
     }
 }
 
-/// See [`Channels`].
-#[derive(CubeType, CubeLaunch)]
-pub(crate) struct ChannelsShape {
-    pub repeats: usize,
-    pub channels: usize,
-    pub inner: usize,
-    pub length: usize,
+/// The second stage of a [`Reduction`].
+struct Merge {
+    grid: Grid,
+    shape: ColumnsShapeLaunch,
+    variant: ColumnsVariant,
+}
+
+impl Merge {
+    /// Of `[parts, 2, channels]`. The first tensor has the dtype of elements.
+    fn of(parts: &CubeTensor, tensors: &[&CubeTensor]) -> Option<Self> {
+        let [number, _, channels] = parts.shape().dims();
+        if channels == 0 {
+            return None;
+        }
+        let columns = Columns::merging(channels, number);
+        let Columns { cubes, length, .. } = columns;
+        Some(Self {
+            grid: Grid::of_cubes(columns.count(channels), cubes.across * cubes.along, tensors),
+            shape: ColumnsShapeLaunch::new(channels, number, length, 1),
+            variant: ColumnsVariant { cubes, near: true, several: false },
+        })
+    }
 }
 
 /// The tensor that [`sums`] normalizes and multiplies with a gradient.
 pub(crate) struct Normalized<'a> {
     pub x: &'a ByChannels,
     pub mean: CubeTensor,
-    pub variance: CubeTensor,
-    pub epsilon: f64,
+    /// Variances, or inverse standard deviations.
+    pub spread: CubeTensor,
+    pub by: NormalizedBy,
 }
 
-/// Parts of `sum(dy)` and `sum(dy * normalized)` by channels, `[parts, 2, channels]`. Without `normalized`, the second sums are zeros.
-pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeTensor {
-    let Channels { channels, inner, .. } = dy.shape;
-    let shape = Shape::new([dy.shape.parts().count, 2, channels]);
-    let parts = empty(&dy.tensor, shape, wide(dy.tensor.dtype));
-    let read: Vec<&ByChannels> = [dy].into_iter().chain(normalized.as_ref().map(|of| of.x)).collect();
-    let size = read.iter().map(|of| of.vector_size()).min().unwrap_or(1);
-    let tensors: Vec<&CubeTensor> = read.into_iter().map(|of| &of.tensor).collect();
-    let Some(grid) = dy.shape.grid(size, &tensors) else { return parts };
-    let epsilon = normalized.as_ref().map_or(1.0, |normalized| normalized.epsilon);
-    let (mut x, mut mean, mut variance, mut of_statistics) = (None, None, None, grid.dtypes[1]);
-    if let Some(of) = normalized {
-        of_statistics = dtype_to_storage_type(of.mean.dtype);
-        x = Some(of.x.tensor.clone().into_linear_view());
-        mean = Some(of.mean.into_buffer_arg());
-        variance = Some(of.variance.into_buffer_arg());
-    }
-    let written = parts.clone();
-    // SAFETY: the kernels compare every position with the shapes.
-    unsafe {
-        if inner > 1 {
-            launch!(
-                sums_of_cubes,
-                grid,
-                size,
-                dy.tensor.clone().into_linear_view(),
-                x.into(),
-                mean.into(),
-                variance.into(),
-                written.into_linear_view(),
-                dy.shape.launch(),
-                grid.scalar(epsilon),
-                dy.shape.units(),
-                dy.shape.parts().length > 1,
-                grid.dtypes,
-                of_statistics,
-            );
-        } else {
-            launch!(
-                sums_of_units,
-                grid,
-                size,
-                dy.tensor.clone().into_linear_view(),
-                x.into(),
-                mean.into(),
-                variance.into(),
-                // Vectors of channels.
-                written.into_linear_view(),
-                dy.shape.launch(),
-                grid.scalar(epsilon),
-                grid.dtypes,
-                of_statistics,
-            );
-        }
-    }
-    parts
+/// What has statistics of its own.
+#[derive(Clone, Copy)]
+pub(crate) enum NormalizedBy {
+    /// Each channel has a variance.
+    Variance { epsilon: f64 },
+    /// Each channel has an inverse standard deviation.
+    Channel,
+    /// Each row has one: all elements of `repeats` repeats, and of a group of so many channels.
+    Row { repeats: usize, channels: usize },
+}
+
+/// What the elements of a gradient are multiplied by: see [`RowsShape`](super::columns::RowsShape).
+pub(crate) struct Factor {
+    pub values: CubeTensor,
+    pub groups: usize,
+    pub channels: usize,
+    pub inner: usize,
 }
 
 /// Two sums per channel.
-pub(crate) struct Merged {
+pub(crate) struct TwoSums {
     pub a: CubeTensor,
     pub b: CubeTensor,
     /// Both sums, `[2, channels]`, in the type that sums are made in.
     pub wide: CubeTensor,
 }
 
+/// `sum(dy * factor)` and `sum(dy * factor * normalized)` by channels, in this dtype. Without `normalized`, the second sums mean nothing.
+pub(crate) fn sums(
+    dy: &ByChannels,
+    normalized: Option<Normalized<'_>>,
+    factor: Option<Factor>,
+    dtype: DType,
+) -> TwoSums {
+    let read: Vec<&ByChannels> = [dy].into_iter().chain(normalized.as_ref().map(|of| of.x)).collect();
+    let most = match normalized.as_ref().map(|of| of.by) {
+        // A vector belongs to one row.
+        Some(NormalizedBy::Row { channels, .. }) if dy.shape.inner == 1 => 1 << channels.trailing_zeros(),
+        _ => usize::MAX,
+    };
+    let Some(reduction) = Reduction::of(&read, most) else {
+        return merge(empty(&dy.tensor, Shape::new([0, 2, dy.shape.channels]), wide(dy.tensor.dtype)), dtype);
+    };
+    let parts = reduction.parts(&dy.tensor);
+    let (grid, written) = (&reduction.grid, parts.clone().into_linear_view());
+    let (mut x, mut mean, mut spread, mut of_statistics) = (None, None, None, grid.dtypes[1]);
+    let (mut statistics, mut epsilon) = (Statistics::Channels, 1.0);
+    let mut rows = factor.as_ref().map_or([1; 3], |of| [of.groups, of.channels, of.inner]);
+    if let Some(of) = normalized {
+        of_statistics = dtype_to_storage_type(of.mean.dtype);
+        x = Some(of.x.tensor.clone().into_linear_view());
+        mean = Some(of.mean.into_buffer_arg());
+        spread = Some(of.spread.into_buffer_arg());
+        match of.by {
+            NormalizedBy::Variance { epsilon: added } => {
+                (statistics, epsilon) = (Statistics::Variances, added)
+            }
+            NormalizedBy::Channel => {}
+            NormalizedBy::Row { repeats, channels } => {
+                let inner = repeats * reduction.shape.plane(reduction.size);
+                statistics = if inner == 1 { Statistics::Terms } else { Statistics::Rows };
+                rows = [dy.shape.channels / channels, channels, inner];
+            }
+        }
+    }
+    let weighted = factor.is_some();
+    // SAFETY: the kernel compares every position with the shapes.
+    unsafe {
+        launch!(
+            sums_kernel,
+            grid,
+            reduction.size,
+            dy.tensor.clone().into_linear_view(),
+            x.into(),
+            mean.into(),
+            spread.into(),
+            factor.map(|of| of.values.into_buffer_arg()).into(),
+            written,
+            reduction.shape(),
+            RowsShapeLaunch::new(rows[0], rows[1], rows[2]),
+            grid.scalar(epsilon),
+            reduction.variant,
+            statistics,
+            weighted,
+            grid.dtypes,
+            of_statistics,
+        );
+    }
+    merge(parts, dtype)
+}
+
 /// The sums over all parts, `[parts, 2, channels]`.
-pub(crate) fn merge(parts: CubeTensor, dtype: DType) -> Merged {
+fn merge(parts: CubeTensor, dtype: DType) -> TwoSums {
     let channels = parts.shape()[2];
     let [a, b] = [(); 2].map(|()| empty(&parts, Shape::new([channels]), dtype));
-    let both = empty(&parts, Shape::new([2, channels]), parts.dtype);
-    if let Some(grid) = Grid::of_units(channels, &[&a, &parts]) {
-        let number = parts.shape()[0];
+    let wide = empty(&parts, Shape::new([2, channels]), parts.dtype);
+    if let Some(Merge { grid, shape, variant }) = Merge::of(&parts, &[&a, &parts]) {
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             launch!(
-                merge_kernel,
+                merge_sums,
                 grid,
+                1,
                 parts.into_linear_view(),
                 a.clone().into_linear_view(),
                 b.clone().into_linear_view(),
-                both.clone().into_linear_view(),
-                number,
-                channels,
+                wide.clone().into_linear_view(),
+                shape,
+                variant,
                 grid.dtypes,
             );
         }
     }
-    Merged { a, b, wide: both }
+    TwoSums { a, b, wide }
 }
 
-/// `dy` and its product with `x`, normalized.
-#[cube]
-fn products<T: Float, W: Float, N: Size>(
-    dy: &LinearView<'_, Vector<T, N>>,
-    x: &ComptimeOption<LinearView<'_, Vector<T, N>>>,
-    at: usize,
-    mean: Vector<W, N>,
-    inverse_std: Vector<W, N>,
-) -> Products<W, N> {
-    let dy = Vector::<W, N>::cast_from(dy.read(at));
-    let x: ComptimeOption<Vector<T, N>> = x.as_ref().map(|x| x.read(at));
-    let x = Vector::<W, N>::cast_from(x.unwrap_or(Vector::new(T::new(0.0))));
-    Products::<W, N> { dy, product: dy * ((x - mean) * inverse_std) }
+/// The moments of every channel, in the type that sums are made in.
+pub(crate) struct Moments {
+    pub mean: CubeTensor,
+    /// The biased variance, or what [`Spread`] says.
+    pub spread: CubeTensor,
 }
 
-#[derive(CubeType, Clone, Copy)]
-struct Products<W: Float, N: Size> {
-    dy: Vector<W, N>,
-    product: Vector<W, N>,
-}
-
-/// The values of the channels from this one on; with `one`, the value of this channel. Zeros without values.
-#[cube]
-pub(crate) fn read_channels<T: Float, W: Float, N: Size>(
-    values: &ComptimeOption<&[T]>,
-    channel: usize,
-    #[comptime] one: bool,
-) -> Vector<W, N> {
-    let size = N::value().comptime();
-    let mut read = Vector::<W, N>::new(W::new(0.0));
-    #[unroll]
-    for i in 0..size {
-        let mut of = channel;
-        if comptime!(!one) {
-            of += i;
-        }
-        let value: ComptimeOption<T> = values.as_ref().map(|values| values[of]);
-        read.insert(i, W::cast_from(value.unwrap_or(T::new(0.0))));
+/// The moments of every channel. `epsilon` is added to a variance whose inverse root is wanted.
+pub(crate) fn moments(x: &ByChannels, wanted: Spread, epsilon: f64) -> Moments {
+    let Channels { repeats, channels, inner } = x.shape;
+    let [mean, spread] = [(); 2].map(|()| empty(&x.tensor, Shape::new([channels]), wide(x.tensor.dtype)));
+    let Some(reduction) = Reduction::of(&[x], usize::MAX) else { return Moments { mean, spread } };
+    let (parts, grid) = (reduction.parts(&x.tensor), &reduction.grid);
+    let Some(merge) = Merge::of(&parts, &[&parts]) else { return Moments { mean, spread } };
+    let (read, written) = (x.tensor.clone().into_linear_view(), parts.clone().into_linear_view());
+    // SAFETY: the kernels compare every position with the shapes.
+    unsafe {
+        launch!(
+            moments_kernel,
+            grid,
+            reduction.size,
+            read,
+            written,
+            reduction.shape(),
+            reduction.variant,
+            grid.dtypes,
+        );
+        launch!(
+            merge_moments,
+            merge.grid,
+            1,
+            parts.into_linear_view(),
+            mean.clone().into_linear_view(),
+            spread.clone().into_linear_view(),
+            merge.shape,
+            reduction.length(),
+            repeats * inner,
+            merge.grid.scalar(epsilon),
+            merge.variant,
+            wanted,
+            grid.dtypes[1],
+        );
     }
-    read
-}
-
-/// The vectors of the inner elements of one part and channel, one after another.
-#[derive(CubeType)]
-pub(crate) struct VectorsOfPart {
-    pub count: usize,
-    /// Vectors of one repeat.
-    vectors: usize,
-    start: usize,
-    /// From one repeat to the next.
-    stride: usize,
-    #[cube(comptime)]
-    several: bool,
-}
-
-#[cube]
-impl VectorsOfPart {
-    /// `several`: whether the part has several repeats.
-    pub fn new(
-        shape: &ChannelsShape,
-        part: usize,
-        channel: usize,
-        #[comptime] size: usize,
-        #[comptime] several: bool,
-    ) -> Self {
-        let vectors = shape.inner / size;
-        let first = part * shape.length;
-        let count = min(shape.length, shape.repeats - first) * vectors;
-        let start = (first * shape.channels + channel) * vectors;
-        VectorsOfPart { count, vectors, start, stride: shape.channels * vectors, several }
-    }
-
-    /// The position of a vector in the tensor.
-    pub fn position(&self, vector: usize) -> usize {
-        if comptime!(self.several) {
-            self.start + vector / self.vectors * self.stride + vector % self.vectors
-        } else {
-            self.start + vector
-        }
-    }
-}
-
-/// One cube for every part and channel.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn sums_of_cubes<T: Float, W: Float, S: Float, N: Size>(
-    dy: LinearView<'_, Vector<T, N>>,
-    x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
-    mean: ComptimeOption<&[S]>,
-    variance: ComptimeOption<&[S]>,
-    mut parts: LinearViewMut<'_, W>,
-    shape: ChannelsShape,
-    epsilon: InputScalar,
-    #[comptime] units: usize,
-    #[comptime] several: bool,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-    #[define(S)] _of_statistics: ElemType,
-) {
-    let (part, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
-    if part * shape.length >= shape.repeats {
-        terminate!();
-    }
-    let mean = read_channels::<S, W, N>(&mean, channel, true);
-    let variance = read_channels::<S, W, N>(&variance, channel, true);
-    let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
-    let vectors = VectorsOfPart::new(&shape, part, channel, N::value().comptime(), several);
-    let mut sum = Vector::<W, N>::new(W::new(0.0));
-    let mut product = Vector::<W, N>::new(W::new(0.0));
-    let mut at = UNIT_POS as usize;
-    while at < vectors.count {
-        let products = products::<T, W, N>(&dy, &x, vectors.position(at), mean, inverse_std);
-        sum += products.dy;
-        product += products.product;
-        at += units;
-    }
-    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(product) };
-    let total = sum_over_units::<W>(of_unit, units);
-    if UNIT_POS == 0 {
-        parts.write(2 * part * shape.channels + channel, total.a);
-        parts.write((2 * part + 1) * shape.channels + channel, total.b);
-    }
-}
-
-/// One unit for every part and vector of channels.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn sums_of_units<T: Float, W: Float, S: Float, N: Size>(
-    dy: LinearView<'_, Vector<T, N>>,
-    x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
-    mean: ComptimeOption<&[S]>,
-    variance: ComptimeOption<&[S]>,
-    mut parts: LinearViewMut<'_, Vector<W, N>>,
-    shape: ChannelsShape,
-    epsilon: InputScalar,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-    #[define(S)] _of_statistics: ElemType,
-) {
-    let size = N::value().comptime();
-    let vectors = shape.channels / size;
-    let (part, vector) = (ABSOLUTE_POS / vectors, ABSOLUTE_POS % vectors);
-    if part * shape.length >= shape.repeats {
-        terminate!();
-    }
-    let mean = read_channels::<S, W, N>(&mean, vector * size, false);
-    let variance = read_channels::<S, W, N>(&variance, vector * size, false);
-    let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
-    let mut sum = Vector::<W, N>::new(W::new(0.0));
-    let mut product = Vector::<W, N>::new(W::new(0.0));
-    for repeat in part * shape.length..min((part + 1) * shape.length, shape.repeats) {
-        let products = products::<T, W, N>(&dy, &x, repeat * vectors + vector, mean, inverse_std);
-        sum += products.dy;
-        product += products.product;
-    }
-    parts.write(2 * part * vectors + vector, sum);
-    parts.write((2 * part + 1) * vectors + vector, product);
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn merge_kernel<T: Float, W: Float>(
-    parts: LinearView<'_, W>,
-    mut a: LinearViewMut<'_, T>,
-    mut b: LinearViewMut<'_, T>,
-    mut both: LinearViewMut<'_, W>,
-    number: usize,
-    channels: usize,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-) {
-    let channel = ABSOLUTE_POS;
-    if channel >= channels {
-        terminate!();
-    }
-    let mut sum = W::new(0.0);
-    let mut product = W::new(0.0);
-    for part in 0..number {
-        sum += parts.read(2 * part * channels + channel);
-        product += parts.read((2 * part + 1) * channels + channel);
-    }
-    a.write(channel, T::cast_from(sum));
-    b.write(channel, T::cast_from(product));
-    both.write(channel, sum);
-    both.write(channels + channel, product);
+    Moments { mean, spread }
 }

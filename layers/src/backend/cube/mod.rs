@@ -12,6 +12,8 @@ use burn_cubecl::tensor::CubeTensor;
 mod axis_map;
 mod capacity;
 pub(crate) mod channels;
+pub(crate) mod columns;
+mod division;
 mod grid;
 pub(crate) mod groups;
 mod mask;
@@ -26,7 +28,8 @@ mod volume;
 
 pub use mask::CubeMask;
 
-pub(crate) use capacity::assert_turns;
+pub(crate) use capacity::{planned_multiprocessors, units_of_cube};
+pub(crate) use division::{are_rows_divided, parts_of_sum, units_of_input, units_of_row};
 pub(crate) use grid::{Grid, launch, types, vector_size};
 #[cfg(feature = "fusion")]
 pub(crate) use mask::described_words;
@@ -36,8 +39,7 @@ pub(crate) use order::in_memory_order;
 pub(crate) use product::product;
 pub(crate) use random::GROUP;
 pub(crate) use reduce::{
-    FEWEST_UNITS, Pair, max_of_vector, max_over_units, row_of_unit, sum_of_vector, sum_over_units,
-    unit_of_row, units_of_row,
+    Pair, max_of_vector, max_over_units, row_of_unit, sum_of_vector, sum_over_units, unit_of_row,
 };
 pub(crate) use slice_assign::{SliceAssign, assign_slices};
 pub(crate) use volume::{Place, Volume, address, channels_last, empty_in_order, place, volume};

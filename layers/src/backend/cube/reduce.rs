@@ -1,23 +1,6 @@
 //! Reductions of rows, each by one unit or by the units of a cube.
+use super::division::Cubes;
 use burn_cubecl::cubecl::{self, prelude::*};
-
-/// The most units of a cube that reduces a row: every device has as many.
-const MOST_UNITS: usize = 256;
-/// Each unit has about so many elements of a row: shorter rows have fewer units.
-const ELEMENTS: usize = 16;
-
-/// The fewest units of a cube that reduces a row.
-pub(crate) const FEWEST_UNITS: usize = 8;
-/// One unit reduces a row of up to so many elements: most units of a cube would have nothing to do, and all wait for each other.
-const SHORT: usize = 64;
-
-/// How many units reduce a row of so many elements, a power of two: one unit, or those of a cube.
-pub(crate) fn units_of_row(elements: usize) -> usize {
-    match elements {
-        0..=SHORT => 1,
-        _ => elements.div_ceil(ELEMENTS).next_power_of_two().clamp(FEWEST_UNITS, MOST_UNITS),
-    }
-}
 
 /// The row of this unit; there may be more units than rows.
 #[cube]
@@ -116,4 +99,51 @@ pub(crate) fn sum_of_vector<W: Float, N: Size>(vector: Vector<W, N>) -> W {
         sum += vector.extract(i);
     }
     sum
+}
+
+/// Two sums for every element of a vector.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Sums<W: Float, N: Size> {
+    pub a: Vector<W, N>,
+    pub b: Vector<W, N>,
+}
+
+/// The sums over all units of a cube that share a column, for each of them. `slot`: the place of this unit, ordered by its number among
+/// those of its column, then by columns.
+#[cube]
+pub(crate) fn sum_over_column<W: Float, N: Size>(
+    of_unit: Sums<W, N>,
+    slot: usize,
+    #[comptime] cubes: Cubes,
+) -> Sums<W, N> {
+    if comptime!(cubes.along == 1) { of_unit } else { sum_of_column::<W, N>(of_unit, slot, cubes) }
+}
+
+#[cube]
+fn sum_of_column<W: Float, N: Size>(
+    of_unit: Sums<W, N>,
+    slot: usize,
+    #[comptime] cubes: Cubes,
+) -> Sums<W, N> {
+    let units = comptime!(cubes.across * cubes.along);
+    let mut a = Shared::<[Vector<W, N>]>::new_slice(units);
+    let mut b = Shared::<[Vector<W, N>]>::new_slice(units);
+    a[slot] = of_unit.a;
+    b[slot] = of_unit.b;
+    sync_cube();
+    let steps = comptime!(cubes.along.ilog2() as usize);
+    #[unroll]
+    for step in 0..steps {
+        let half = comptime!(units >> (step + 1));
+        if slot < half {
+            a[slot] = a[slot] + a[slot + half];
+            b[slot] = b[slot] + b[slot + half];
+        }
+        sync_cube();
+    }
+    let column = slot % comptime!(cubes.across);
+    let total = Sums::<W, N> { a: a[column], b: b[column] };
+    // The next sum may take the same memory.
+    sync_cube();
+    total
 }

@@ -8,8 +8,8 @@
 use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward, parts::Put};
 use crate::backend::cube::{
     self, Grid, Output, Pair, SliceAssign, assign_slices, constant, launch, max_of_vector, max_over_units,
-    number, row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
-    writable,
+    number, row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_cube, units_of_row,
+    vector_size, writable,
 };
 use crate::backend::optional::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -246,7 +246,7 @@ impl Scores {
         let (mask, bias): (Option<CubeTensor>, Option<CubeTensor>) = (mask.into_option(), bias.into_option());
         let read: Vec<&CubeTensor> =
             tensors.iter().copied().chain(mask.as_ref()).chain(bias.as_ref()).collect();
-        let (rows, units) = (batch * heads * queries, units_of_row(keys));
+        let (rows, units) = (batch * heads * queries, units_of_row(keys, units_of_cube(&products.client)));
         let grid = Grid::of_rows(rows, units, &read)?;
         let Options { scale, softcap, masked, quiet, last_of_first } = options;
         let is_f64 = grid.dtypes[1] == types(DType::F64)[1];

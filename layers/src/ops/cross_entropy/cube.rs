@@ -5,7 +5,7 @@
 use super::{Classes, CrossEntropyKernels, Labels, RowLosses, composed::both_parts};
 use crate::backend::cube::{
     Grid, Output, Pair, empty, launch, max_of_vector, max_over_units, row_of_unit, sum_of_vector,
-    sum_over_units, unit_of_row, units_of_row, vector_size,
+    sum_over_units, unit_of_row, units_of_cube, units_of_row, vector_size,
 };
 use crate::backend::optional::MaybeTensor;
 use crate::backend::wide;
@@ -104,7 +104,7 @@ impl CrossEntropyCube for CubeBackend {
         let [losses, log_sum_exp] =
             [1, 2].map(|numbers| empty(&x, Shape::new([rows, numbers]), wide(x.dtype)));
         let weights = weights.into_option().map(into_contiguous);
-        let units = units_of_row(classes);
+        let units = units_of_row(classes, units_of_cube(&x.client));
         if let Some(grid) = Grid::of_rows(rows, units, &[&x]).filter(|_| classes > 0) {
             let size = vector_size(&[&x], 4);
             let variant = LossVariant { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
@@ -149,7 +149,8 @@ impl CrossEntropyCube for CubeBackend {
         let [smoothed, weighted] = [smoothing.is_some(), weights.is_some()];
         // If losses are smoothed and weighted, the weights of all classes are summed, too.
         let longest = if smoothed && weighted { columns.max(classes.of) } else { columns };
-        let variant = LossVariant { units: units_of_row(longest), smoothed, weighted };
+        let units = units_of_row(longest, units_of_cube(&x.client));
+        let variant = LossVariant { units, smoothed, weighted };
         if let Some(grid) = Grid::of_rows(rows, variant.units, &[&x]).filter(|_| columns > 0) {
             let size = vector_size(&[&x, &dx.tensor], 4);
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);

@@ -1,7 +1,7 @@
 //! The gradients of all modes, computed axis by axis.
 use super::InterpolateKernels;
 use crate::backend::Placeholders;
-use crate::backend::axis_map::{AxisMap, AxisMaps, Shift};
+use crate::backend::axis_map::{AxisMap, AxisMaps, Regular, Rule, Shift};
 use crate::burn_next::resized;
 use burn::backend::{
     TensorMetadata,
@@ -13,16 +13,15 @@ use burn::tensor::Shape;
 impl<B: AxisMaps + Placeholders> InterpolateKernels for B {
     fn interpolate_adjoint(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
         let out = dy.shape();
-        let axes = [0, 1].map(|axis| {
-            let resized = resized(&options, axis, x[axis + 2], out[axis + 2]);
-            match options.mode {
-                InterpolateMode::Nearest => AxisMap::nearest::<B>(resized, Shift::None),
-                InterpolateMode::NearestExact => AxisMap::nearest::<B>(resized, Shift::Half),
-                InterpolateMode::Bilinear => AxisMap::linear(resized),
-                InterpolateMode::Bicubic => AxisMap::cubic(resized),
-                InterpolateMode::Lanczos3 => AxisMap::lanczos3(resized),
-            }
-        });
-        B::axis_adjoint(x, dy, axes.into())
+        let axes = [0, 1].map(|axis| resized(&options, axis, x[axis + 2], out[axis + 2]));
+        let nearest = |shift| axes.map(|axis| Regular { axis, rule: Rule::Nearest(shift) }).into();
+        let map = match options.mode {
+            InterpolateMode::Nearest => return B::regular_adjoint(x, dy, nearest(Shift::None)),
+            InterpolateMode::NearestExact => return B::regular_adjoint(x, dy, nearest(Shift::Half)),
+            InterpolateMode::Bilinear => AxisMap::linear,
+            InterpolateMode::Bicubic => AxisMap::cubic,
+            InterpolateMode::Lanczos3 => AxisMap::lanczos3,
+        };
+        B::axis_adjoint(x, dy, axes.map(map).into())
     }
 }

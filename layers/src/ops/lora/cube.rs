@@ -3,12 +3,12 @@
 //!
 //! | | fused | not fused |
 //! | --- | --- | --- |
-//! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK`] | our kernel: Burn fuses no sum with a product | our kernel |
-//! | the same if `x a` exists already, or there are few rows | the same kernel, after that product | the same |
+//! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK_OF_CUBE`] | our kernel: Burn fuses no sum with a product | our kernel |
+//! | the same up to [`MOST_RANK`], if `x a` exists already, or if there are few rows | the same kernel, after that product | the same |
 //! | the same, of a higher rank | products by tiles, and Burn's sum and product | the same |
 //! | `scale` times the gradients of both factors | Burn fuses it with their products | our kernel |
 use super::{LoraKernels, composed_product, finished};
-use crate::backend::cube::{Grid, Output, constant, launch, vector_size};
+use crate::backend::cube::{Grid, Output, constant, launch, planned_multiprocessors, vector_size};
 use crate::{backend::optional::MaybeTensor, ops::linear::LinearKernels};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
@@ -21,17 +21,20 @@ use burn_cubecl::cubecl::{
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-/// A cube has the products of some rows with `a` in its registers: for higher ranks, products by tiles read less.
+/// For higher ranks, products by tiles read less.
 const MOST_RANK: usize = 32;
+/// The same for products with `a`, of which a cube has those of some rows in its registers: of higher ranks, those of one row only, so that
+/// every row would read both factors again.
+const MOST_RANK_OF_CUBE: usize = 16;
 
-/// A unit sums up to so many numbers, one for each row of a cube and each rank. A cube of [`UNITS`] adds them up in shared memory.
+/// A unit holds up to so many products, one for each row of a cube and each rank. A cube of [`UNITS`] adds them up in shared memory.
 const SUMS: usize = 32;
 /// Units of a cube.
 const UNITS: usize = 64;
 /// Rows of a cube, which share what is read of the factors.
 const MOST_ROWS: usize = 8;
-/// With fewer cubes than this a device has too little to do.
-const CUBES: usize = 256;
+/// With fewer cubes than this a multiprocessor has too little to do.
+const CUBES: usize = 4;
 /// If there are fewer rows, each has several cubes, which would all compute its product with `a`.
 const FEW_ROWS: usize = 16;
 
@@ -69,7 +72,8 @@ impl LoraKernels for Cube {
         factor: Option<FloatTensor<Self>>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let has_rows = y.shape().num_elements() >= FEW_ROWS * b.shape()[1];
+        let [rank, columns] = b.shape().dims();
+        let has_rows = y.shape().num_elements() >= FEW_ROWS * columns && rank <= MOST_RANK_OF_CUBE;
         match has_rows && is_one_kernel::<Self>(&b, &y, factor.iter().chain(&bias)) {
             true => Self::cube_adapt(y, x, Some(a).into(), b, scale, factor.into(), bias.into()),
             false => Self::adapt(y, Self::dense(x, a, None), b, scale, factor, bias),
@@ -135,13 +139,16 @@ impl LoraCube for CubeBackend {
         let ([of_input, of_rank], of_b) = (a.as_ref().map_or([0; 2], strides), strides(&b));
         let (rows, inputs) = (len / columns, a.as_ref().map_or(rank, |a| a.meta.shape()[0]));
         // One of four numbers: the kernel is compiled for each.
-        let most = (SUMS / rank.max(1)).min(rows / CUBES).clamp(1, MOST_ROWS);
+        let busy = CUBES * planned_multiprocessors(&y.client);
+        let held = if a.is_some() { SUMS / rank.max(1) } else { MOST_ROWS };
+        let most = held.min(rows / busy).clamp(1, MOST_ROWS);
         let rows_of_cube = 1 << most.ilog2();
+        let holds = rows_of_cube * rank <= SUMS;
         let size = vector_size(&[&y, &sum.tensor], 4);
         let tensors: Vec<&CubeTensor> = [&y, &x, &b].into_iter().chain(&a).collect();
         let row_cubes = rows.div_ceil(rows_of_cube);
         let spread =
-            if a.is_some() { 1 } else { (CUBES / row_cubes).clamp(1, columns.div_ceil(size * UNITS)) };
+            if a.is_some() { 1 } else { (busy / row_cubes).clamp(1, columns.div_ceil(size * UNITS)) };
         let grid = Grid::of_cubes(row_cubes * spread, UNITS, &tensors);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
@@ -158,7 +165,7 @@ impl LoraCube for CubeBackend {
                 bias.into(),
                 AdapterSizesLaunch::new(rows, spread, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
                 grid.scalar(scale),
-                AdapterVariant { rank, rows: rows_of_cube },
+                AdapterVariant { rank, rows: rows_of_cube, holds },
                 grid.dtypes,
             );
         }
@@ -186,6 +193,8 @@ struct AdapterVariant {
     rank: usize,
     /// Rows of a cube.
     rows: usize,
+    /// Whether the products of these rows with `a` are in registers. Otherwise, they are read where they are used.
+    holds: bool,
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -202,12 +211,12 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
     #[comptime] variant: AdapterVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let AdapterVariant { rank, rows } = variant;
+    let AdapterVariant { rank, rows, holds } = variant;
     let first = CUBE_POS / sizes.spread * rows;
     if first >= sizes.rows {
         terminate!();
     }
-    let count = comptime!(rows * rank);
+    let count = comptime!(if holds { rows * rank } else { 0 });
     // Rows beyond the last one have its products.
     let mut products = Array::<W>::new(comptime!(max(count, 1)));
     let mut starts = Array::<usize>::new(rows);
@@ -245,12 +254,9 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
         ComptimeOption::None =>
         {
             #[unroll]
-            for row in 0..rows {
-                #[unroll]
-                for k in 0..rank {
-                    products[comptime!(row * rank + k)] =
-                        W::cast_from(x.read(starts[row] * sizes.inputs + k));
-                }
+            for i in 0..count {
+                let (row, k) = comptime!((i / rank, i % rank));
+                products[i] = W::cast_from(x.read(starts[row] * sizes.inputs + k));
             }
         }
     }
@@ -274,7 +280,12 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
             }
             #[unroll]
             for row in 0..rows {
-                sums[row] += Vector::new(products[comptime!(row * rank + k)]) * of_b;
+                let product = if comptime!(holds) {
+                    products[comptime!(row * rank + k)]
+                } else {
+                    W::cast_from(x.read(starts[row] * sizes.inputs + k))
+                };
+                sums[row] += Vector::new(product) * of_b;
             }
         }
         let factors = row_vector::<T, W, N>(&factor, column, 1.0);

@@ -4,20 +4,23 @@
 //! These kernels are taken with fusion, too: Burn's fusion makes several kernels of the composition, one for each sum. With given
 //! statistics, the output and the gradient of `x` are elementwise: there, with fusion, Burn's operations are fused with those around them.
 use super::{BatchNormKernels, BatchNormOutput, NormGrads};
-use crate::backend::cube::channels::{ByChannels, Channels, Merged, Normalized, merge, sums};
-use crate::backend::cube::{Grid, empty, launch};
+use crate::backend::cube::channels::{ByChannels, Moments, Normalized, NormalizedBy, TwoSums, moments, sums};
+use crate::backend::cube::columns::Spread;
+use crate::backend::cube::{Grid, launch};
 use crate::backend::{ChannelSums, wide};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 #[cfg(feature = "fusion")]
 use burn::backend::{fusion::custom::TensorSpec, ops::FloatTensorOps};
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
+#[cfg(feature = "fusion")]
+use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(not(feature = "fusion"))]
 use kernels::scale_kernel;
-use kernels::{merge_moments, moments_of_cubes, moments_of_units, normalize_kernel, x_backward_kernel};
+use kernels::{normalize_kernel, x_backward_kernel};
 
 mod kernels;
 
@@ -214,7 +217,7 @@ impl BatchNormCube for CubeBackend {
         let dtype = gamma.dtype();
         let [gamma, beta] = [gamma, beta].map(|tensor| per_channel(tensor, &x));
         let x = ByChannels::of(x);
-        let ChannelMoments { mean, variance } = moments(&x);
+        let Moments { mean, spread: variance } = moments(&x, Spread::Variance, epsilon);
         let [of_layer, variance_of_layer] =
             [&mean, &variance].map(|statistic| cast(statistic.clone(), dtype));
         let y = normalize(x, Affine { mean, variance, gamma, beta, epsilon });
@@ -222,8 +225,8 @@ impl BatchNormCube for CubeBackend {
     }
 
     fn cube_batch_statistics(x: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let ChannelMoments { mean, variance } = moments(&ByChannels::of(x));
-        (mean, variance)
+        let Moments { mean, spread } = moments(&ByChannels::of(x), Spread::Variance, 0.0);
+        (mean, spread)
     }
 
     fn cube_train_batch_norm_backward(
@@ -239,8 +242,8 @@ impl BatchNormCube for CubeBackend {
         let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
         let dy = x.like(dy);
-        let merged = gradient_sums(&dy, &x, &mean, &variance, epsilon);
-        let (dgamma, dbeta) = (cast(merged.b, dtype), cast(merged.a, dtype));
+        let of_channels = gradient_sums(&dy, &x, &mean, &variance, epsilon);
+        let (dgamma, dbeta) = (cast(of_channels.b, dtype), cast(of_channels.a, dtype));
         let dx = dy.output();
         if let Some((grid, size)) = grid_of_vectors(&[&dy, &x]) {
             let of_statistics = dtype_to_storage_type(mean.dtype);
@@ -257,7 +260,7 @@ impl BatchNormCube for CubeBackend {
                     mean,
                     variance,
                     Some(gamma.into_buffer_arg()).into(),
-                    Some(merged.wide.into_buffer_arg()).into(),
+                    Some(of_channels.wide.into_buffer_arg()).into(),
                     dy.shape.launch(),
                     grid.scalar(epsilon),
                     dy.shape.inner > 1,
@@ -279,8 +282,8 @@ impl BatchNormCube for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
-        let merged = gradient_sums(&x.like(dy), &x, &mean, &variance, epsilon);
-        (cast(merged.b, dtype), cast(merged.a, dtype))
+        let of_channels = gradient_sums(&x.like(dy), &x, &mean, &variance, epsilon);
+        (cast(of_channels.b, dtype), cast(of_channels.a, dtype))
     }
 }
 
@@ -296,9 +299,10 @@ fn gradient_sums(
     mean: &CubeTensor,
     variance: &CubeTensor,
     epsilon: f64,
-) -> Merged {
-    let normalized = Normalized { x, mean: mean.clone(), variance: variance.clone(), epsilon };
-    merge(sums(dy, Some(normalized)), dy.tensor.dtype)
+) -> TwoSums {
+    let by = NormalizedBy::Variance { epsilon };
+    let normalized = Normalized { x, mean: mean.clone(), spread: variance.clone(), by };
+    sums(dy, Some(normalized), None, dy.tensor.dtype)
 }
 
 /// The grid of an elementwise kernel over tensors of one shape and order, and the size of its vectors. `None` without elements.
@@ -306,47 +310,6 @@ fn grid_of_vectors(tensors: &[&ByChannels]) -> Option<(Grid, usize)> {
     let size = tensors.iter().map(|of| of.vector_size()).min().unwrap_or(1);
     let tensors: Vec<&CubeTensor> = tensors.iter().map(|of| &of.tensor).collect();
     Some((Grid::of_units(tensors[0].meta.num_elements() / size, &tensors)?, size))
-}
-
-/// The moments of every channel, in the type that sums are made in.
-struct ChannelMoments {
-    mean: CubeTensor,
-    /// Biased.
-    variance: CubeTensor,
-}
-
-fn moments(x: &ByChannels) -> ChannelMoments {
-    let Channels { repeats, channels, inner } = x.shape;
-    let dtype = wide(x.tensor.dtype);
-    let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, Shape::new([channels]), dtype));
-    let (size, parts) = (x.vector_size(), x.shape.parts());
-    let grids = x.shape.grid(size, &[&x.tensor]).zip(Grid::of_units(channels, &[&x.tensor]));
-    let Some((grid, grid_of_channels)) = grids else { return ChannelMoments { mean, variance } };
-    let of_parts = empty(&x.tensor, Shape::new([parts.count, 2, channels]), dtype);
-    let (read, written) = (x.tensor.clone().into_linear_view(), of_parts.clone().into_linear_view());
-    // SAFETY: the kernels compare every position with the shapes.
-    unsafe {
-        if inner > 1 {
-            let (units, several) = (x.shape.units(), parts.length > 1);
-            let shape = x.shape.launch();
-            launch!(moments_of_cubes, grid, size, read, written, shape, units, several, grid.dtypes);
-        } else {
-            launch!(moments_of_units, grid, size, read, written, x.shape.launch(), grid.dtypes);
-        }
-        launch!(
-            merge_moments,
-            grid_of_channels,
-            of_parts.into_linear_view(),
-            mean.clone().into_linear_view(),
-            variance.clone().into_linear_view(),
-            parts.count,
-            channels,
-            parts.length * inner,
-            repeats * inner,
-            grid.dtypes[1],
-        );
-    }
-    ChannelMoments { mean, variance }
 }
 
 /// What is applied to every channel.

@@ -7,7 +7,7 @@
 #[cfg(not(feature = "fusion"))]
 use super::{Argument, Factor};
 use super::{ElementLoss, ElementLossKernels};
-use crate::backend::cube::{Grid, empty, launch, vector_size};
+use crate::backend::cube::{Grid, empty, launch, parts_of_sum, planned_multiprocessors, vector_size};
 #[cfg(not(feature = "fusion"))]
 use crate::backend::cube::{Output, in_memory_order};
 use crate::backend::optional::MaybeTensor;
@@ -149,12 +149,10 @@ fn sum(
     scale: f64,
     slopes: Option<(&CubeTensor, f64)>,
 ) -> CubeTensor {
-    const MOST_PARTS: usize = 256;
-    const VECTORS: usize = 8;
     let read: Vec<&CubeTensor> = [&x].into_iter().chain(&targets).collect();
     let size = vector_size(&read, 4);
     let vectors = x.meta.num_elements() / size;
-    let parts = vectors.div_ceil(VECTORS * UNITS).clamp(1, MOST_PARTS);
+    let parts = parts_of_sum(vectors, planned_multiprocessors(&x.client));
     let [grid, grid_of_total] = [parts, 1].map(|cubes| Grid::of_cubes(cubes, UNITS, &read));
     let sums = empty(&x, Shape::new([parts]), wide(x.dtype));
     let sum = empty(&x, Shape::new([1]), x.dtype);

@@ -1,5 +1,10 @@
 //! The kernels of recurrent steps, with one unit for every element of a state.
-use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::{FastDivmod, tensor::layout::linear::LinearView},
+};
 
 /// The rows of a step in the tensors of the gates.
 #[derive(CubeType, CubeLaunch)]
@@ -24,6 +29,13 @@ fn in_gates(rows: &StepRows, at: usize) -> usize {
 #[cube]
 fn or_zero<T: Float, W: Float>(of: &ComptimeOption<&[T]>, at: usize) -> W {
     let value: ComptimeOption<T> = of.as_ref().map(|of| of[at]);
+    W::cast_from(value.unwrap_or(T::new(0.0)))
+}
+
+/// The same of a product of matrices, whose rows may have gaps between them (CUDA).
+#[cube]
+fn of_product<T: Float, W: Float>(of: &ComptimeOption<LinearView<'_, T>>, at: usize) -> W {
+    let value: ComptimeOption<T> = of.as_ref().map(|of| of.read(at));
     W::cast_from(value.unwrap_or(T::new(0.0)))
 }
 
@@ -61,7 +73,7 @@ fn tanh_slope<W: Float>(x: W) -> W {
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn gate_kernel<T: Float, W: Float>(
     gate: &mut [T],
-    product: ComptimeOption<&[T]>,
+    product: ComptimeOption<LinearView<'_, T>>,
     input_bias: ComptimeOption<&[T]>,
     hidden_bias: ComptimeOption<&[T]>,
     reset: ComptimeOption<&[T]>,
@@ -77,7 +89,7 @@ pub(super) fn gate_kernel<T: Float, W: Float>(
     let factor: ComptimeOption<T> = reset.as_ref().map(|reset| reset[at]);
     let factor = W::cast_from(factor.unwrap_or(T::new(1.0)));
     let of_input = W::cast_from(gate[at]) + or_zero::<T, W>(&input_bias, feature);
-    let of_state = or_zero::<T, W>(&product, ABSOLUTE_POS) + or_zero::<T, W>(&hidden_bias, feature);
+    let of_state = of_product::<T, W>(&product, ABSOLUTE_POS) + or_zero::<T, W>(&hidden_bias, feature);
     let x = of_input + factor * of_state;
     let value = match comptime!(is_sigmoid) {
         true => W::new(1.0) / (W::new(1.0) + (-x).exp()),
@@ -153,7 +165,7 @@ pub(super) fn lstm_state_kernel<T: Float, W: Float>(
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rnn_backward_kernel<T: Float, W: Float>(
     gate: &mut [T],
-    dh: ComptimeOption<&[T]>,
+    dh: ComptimeOption<LinearView<'_, T>>,
     rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
@@ -164,7 +176,7 @@ pub(super) fn rnn_backward_kernel<T: Float, W: Float>(
     }
     let at = in_gates(&rows, ABSOLUTE_POS);
     let h = W::cast_from(gate[at]);
-    let dh = clip_gradient::<W>(h, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    let dh = clip_gradient::<W>(h, of_product::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
     gate[at] = T::cast_from(dh * tanh_slope::<W>(h));
 }
 
@@ -172,7 +184,7 @@ pub(super) fn rnn_backward_kernel<T: Float, W: Float>(
 pub(super) fn reset_backward_kernel<T: Float, W: Float>(
     r: &mut [T],
     h: ComptimeOption<&[T]>,
-    dh: ComptimeOption<&[T]>,
+    dh: ComptimeOption<LinearView<'_, T>>,
     before: &mut [T],
     rows: StepRows,
     #[define(T, W)] _dtypes: [ElemType; 2],
@@ -182,7 +194,7 @@ pub(super) fn reset_backward_kernel<T: Float, W: Float>(
     }
     let at = in_gates(&rows, ABSOLUTE_POS);
     let value = W::cast_from(r[at]);
-    let dh = or_zero::<T, W>(&dh, ABSOLUTE_POS);
+    let dh = of_product::<T, W>(&dh, ABSOLUTE_POS);
     r[at] = T::cast_from(dh * or_zero::<T, W>(&h, ABSOLUTE_POS) * sigmoid_slope::<W>(value));
     before[ABSOLUTE_POS] = T::cast_from(dh * value);
 }
@@ -192,7 +204,7 @@ pub(super) fn mix_backward_kernel<T: Float, W: Float>(
     z: &mut [T],
     n: &mut [T],
     h: ComptimeOption<&[T]>,
-    dh: ComptimeOption<&[T]>,
+    dh: ComptimeOption<LinearView<'_, T>>,
     before: &mut [T],
     rows: StepRows,
     clip: InputScalar,
@@ -206,7 +218,7 @@ pub(super) fn mix_backward_kernel<T: Float, W: Float>(
     let (of_z, of_n) = (W::cast_from(z[at]), W::cast_from(n[at]));
     let h = or_zero::<T, W>(&h, ABSOLUTE_POS);
     let raw = (W::new(1.0) - of_z) * of_n + of_z * h;
-    let dh = clip_gradient::<W>(raw, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    let dh = clip_gradient::<W>(raw, of_product::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
     n[at] = T::cast_from(dh * (W::new(1.0) - of_z) * tanh_slope::<W>(of_n));
     z[at] = T::cast_from(dh * sigmoid_slope::<W>(of_z) * (h - of_n));
     before[ABSOLUTE_POS] = T::cast_from(dh * of_z);
@@ -238,7 +250,7 @@ pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
     g: &mut [T],
     f: ComptimeOption<&mut [T]>,
     c: ComptimeOption<&[T]>,
-    dh: ComptimeOption<&[T]>,
+    dh: ComptimeOption<LinearView<'_, T>>,
     dc: ComptimeOption<&[T]>,
     before: &mut [T],
     rows: StepRows,
@@ -254,7 +266,7 @@ pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
     let of_f: ComptimeOption<W> = f.as_ref().map(|f| W::cast_from(f[at]));
     let of_f = of_f.unwrap_or(W::new(1.0) - of_i);
     let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
-    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
+    let (dh, dc) = (of_product::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
     let raw = of_f * c + of_i * of_g;
     let tanh = clipped::<W>(raw, &clip, is_clipped).tanh();
     let through_h = dh * of_o * tanh_slope::<W>(tanh);

@@ -19,7 +19,7 @@ use crate::backend::optional::{MaybeTensorMetadata, UpToFourMetadata};
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, Cube, ExtensionType, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::prelude::*;
+use burn_cubecl::cubecl::{prelude::*, std::tensor::layout::linear::LinearViewLaunch};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::{
@@ -180,7 +180,7 @@ impl RecurrentCube for CubeBackend {
                         gate_kernel,
                         grid,
                         gate.into_buffer_arg(),
-                        optional(product).into(),
+                        viewed(product).into(),
                         optional(input_bias).into(),
                         optional(hidden_bias).into(),
                         optional(reset).into(),
@@ -228,7 +228,7 @@ impl RecurrentCube for CubeBackend {
                             rnn_backward_kernel,
                             grid,
                             arg(&gates[0]),
-                            optional(dh).into(),
+                            viewed(dh).into(),
                             step.rows_of_gates(),
                             step.clip_scalar(&grid),
                             is_clipped,
@@ -248,7 +248,7 @@ impl RecurrentCube for CubeBackend {
                             grid,
                             arg(&gates[0]),
                             optional(h).into(),
-                            optional(dh).into(),
+                            viewed(dh).into(),
                             arg(&before),
                             step.rows_of_gates(),
                             grid.dtypes,
@@ -269,7 +269,7 @@ impl RecurrentCube for CubeBackend {
                             arg(&gates[z]),
                             arg(&gates[n]),
                             optional(h).into(),
-                            optional(dh).into(),
+                            viewed(dh).into(),
                             arg(&before),
                             step.rows_of_gates(),
                             step.clip_scalar(grid),
@@ -308,7 +308,7 @@ impl RecurrentCube for CubeBackend {
                             arg(&gates[2]),
                             gates.get(3).map(arg).into(), // not if it is coupled with the first
                             optional(state.c).into(),
-                            optional(dh).into(),
+                            viewed(dh).into(),
                             optional(grads.c).into(),
                             arg(&before),
                             step.rows_of_gates(),
@@ -333,6 +333,11 @@ fn arg(tensor: &CubeTensor) -> BufferArg {
 /// An optional tensor, whose elements are read in order.
 fn optional(tensor: Option<CubeTensor>) -> Option<BufferArg> {
     tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg)
+}
+
+/// An optional product of matrices, which is read where it lies.
+fn viewed(tensor: Option<CubeTensor>) -> Option<LinearViewLaunch> {
+    tensor.map(CubeTensor::into_linear_view)
 }
 
 /// The state after a step, from the gates.

@@ -1,5 +1,7 @@
 //! The kernels of norms of rows on devices.
+use super::Takers;
 use super::walk::Walk;
+use crate::backend::cube::columns::read_channels;
 use crate::backend::cube::{Pair, constant, row_of_unit, sum_of_vector, sum_over_units, unit_of_row};
 use burn_cubecl::cubecl::{
     self,
@@ -18,69 +20,88 @@ pub(super) struct RowShape {
     inner: usize,
 }
 
-/// See [`ParameterParts`](super::ParameterParts).
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct ParameterPartsShape {
-    length: usize,
-    stretch: usize,
-    stretches: usize,
-}
-
-/// The statistics of one row.
+/// The vectors of a unit: every `step`th one of a row.
 #[derive(CubeType, Clone, Copy)]
-struct Statistics<W: Float> {
-    mean: W,
-    inverse_std: W,
+struct Share {
+    row: usize,
+    /// Vectors of the row.
+    vectors: usize,
+    first: usize,
+    step: usize,
 }
 
-/// The statistics of the row of this unit.
+#[cube]
+impl Share {
+    fn of_unit(shape: &RowShape, #[comptime] size: usize, #[comptime] takers: Takers) -> Share {
+        let vectors = shape.row / size;
+        if comptime!(takers == Takers::Grid) {
+            Share { row: ABSOLUTE_POS / vectors, vectors, first: ABSOLUTE_POS % vectors, step: vectors }
+        } else {
+            let units = comptime!(takers.units());
+            Share { row: row_of_unit(units), vectors, first: unit_of_row(units), step: units.runtime() }
+        }
+    }
+}
+
+/// The sums over all units of a row, for each of them.
+#[cube]
+fn sum_over_row<W: Float, N: Size>(a: Vector<W, N>, b: Vector<W, N>, #[comptime] takers: Takers) -> Pair<W> {
+    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(a), b: sum_of_vector::<W, N>(b) };
+    sum_over_units::<W>(of_unit, comptime!(takers.units()))
+}
+
+/// The statistics of a row.
+#[derive(CubeType, Clone, Copy)]
+struct Statistics<W: Float, N: Size> {
+    mean: Vector<W, N>,
+    inverse_std: Vector<W, N>,
+}
+
+/// The statistics of the row of this unit, which all its units compute.
 #[cube]
 fn statistics<T: Float, W: Float, N: Size>(
     x: &LinearView<'_, Vector<T, N>>,
+    share: &Share,
     row: usize,
     epsilon: W,
     #[comptime] centered: bool,
-    #[comptime] units: usize,
-) -> Statistics<W> {
-    let size = N::value().comptime();
-    let vectors = row / size;
-    let (start, unit) = (row_of_unit(units) * vectors, unit_of_row(units));
-    let zero = W::new(0.0);
+    #[comptime] takers: Takers,
+) -> Statistics<W, N> {
+    let start = share.row * share.vectors;
+    let zero = Vector::<W, N>::new(W::new(0.0));
     let mut mean = zero;
     if comptime!(centered) {
-        let mut sum = Vector::<W, N>::new(zero);
-        let mut at = unit;
-        while at < vectors {
+        let mut sum = zero;
+        let mut at = share.first;
+        while at < share.vectors {
             sum += Vector::cast_from(x.read(start + at));
-            at += units;
+            at += share.step;
         }
-        let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: zero };
-        mean = sum_over_units::<W>(of_unit, units).a / W::cast_from(row);
+        mean = Vector::new(sum_over_row::<W, N>(sum, zero, takers).a / W::cast_from(row));
     }
-    let mut squares = Vector::<W, N>::new(zero);
-    let mut at = unit;
-    while at < vectors {
-        let x = Vector::<W, N>::cast_from(x.read(start + at)) - Vector::new(mean);
+    let mut squares = zero;
+    let mut at = share.first;
+    while at < share.vectors {
+        let x = Vector::<W, N>::cast_from(x.read(start + at)) - mean;
         squares += x * x;
-        at += units;
+        at += share.step;
     }
-    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(squares), b: zero };
-    let variance = sum_over_units::<W>(of_unit, units).a / W::cast_from(row);
-    Statistics::<W> { mean, inverse_std: W::new(1.0) / (variance + epsilon).sqrt() }
+    let variance = sum_over_row::<W, N>(squares, zero, takers).a / W::cast_from(row);
+    Statistics::<W, N> { mean, inverse_std: Vector::new(W::new(1.0) / (variance + epsilon).sqrt()) }
 }
 
-/// The parameters of the vector that begins at this element of the unit's row; `missing` without parameters.
+/// The parameters of the vector that begins at this element of a row; `missing` without parameters.
 #[cube]
 fn read_parameters<T: Float, W: Float, N: Size>(
     parameters: &ComptimeOption<&[T]>,
+    row: usize,
     element: usize,
     shape: &RowShape,
     #[comptime] walk: Walk,
-    #[comptime] units: usize,
     #[comptime] missing: f32,
 ) -> Vector<W, N> {
     let size = N::value().comptime();
-    let group = row_of_unit(units) % shape.groups * shape.channels;
+    let group = row % shape.groups * shape.channels;
     let mut read = Vector::<W, N>::new(W::new(0.0));
     #[unroll]
     for i in 0..size {
@@ -97,87 +118,105 @@ fn read_parameters<T: Float, W: Float, N: Size>(
     read
 }
 
+/// With [`Takers::Grid`], the mean and the inverse standard deviation of every row are given.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn forward_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
     gamma: ComptimeOption<&[T]>,
     beta: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[W]>,
+    inverse_std: ComptimeOption<&[W]>,
     shape: RowShape,
     epsilon: InputScalar,
     #[comptime] centered: bool,
     #[comptime] walk: Walk,
-    #[comptime] units: usize,
+    #[comptime] takers: Takers,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let (row, unit) = (row_of_unit(units), unit_of_row(units));
-    if row >= shape.rows {
+    let size = N::value().comptime();
+    let share = Share::of_unit(&shape, size, takers);
+    if share.row >= shape.rows {
         terminate!();
     }
-    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
-    let size = N::value().comptime();
-    let vectors = shape.row / size;
-    let start = row * vectors;
-    let mut at = unit;
-    while at < vectors {
+    let row = share.row;
+    let mut mean = read_channels::<W, W, N>(&mean, row, true);
+    let mut inverse_std = read_channels::<W, W, N>(&inverse_std, row, true);
+    if comptime!(takers != Takers::Grid) {
+        let of_row = statistics::<T, W, N>(&x, &share, shape.row, epsilon.get::<W>(), centered, takers);
+        mean = of_row.mean;
+        inverse_std = of_row.inverse_std;
+    }
+    let start = row * share.vectors;
+    let mut at = share.first;
+    while at < share.vectors {
         let x = Vector::<W, N>::cast_from(x.read(start + at));
-        let mut normalized = (x - Vector::new(statistics.mean)) * Vector::new(statistics.inverse_std);
-        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
-        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, walk, units, 0.0);
+        let mut normalized = (x - mean) * inverse_std;
+        normalized *= read_parameters::<T, W, N>(&gamma, row, at * size, &shape, walk, 1.0);
+        normalized += read_parameters::<T, W, N>(&beta, row, at * size, &shape, walk, 0.0);
         y.write(start + at, Vector::cast_from(normalized));
-        at += units;
+        at += share.step;
     }
 }
 
+/// With [`Takers::Grid`], the statistics of every row are given, and the sums of its `gamma dy` and `gamma dy x_hat`, `[2, rows]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn x_backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     x: LinearView<'_, Vector<T, N>>,
     mut dx: LinearViewMut<'_, Vector<T, N>>,
     gamma: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[W]>,
+    inverse_std: ComptimeOption<&[W]>,
+    sums: ComptimeOption<&[W]>,
     shape: RowShape,
     epsilon: InputScalar,
     #[comptime] centered: bool,
     #[comptime] walk: Walk,
-    #[comptime] units: usize,
+    #[comptime] takers: Takers,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let (row, unit) = (row_of_unit(units), unit_of_row(units));
-    if row >= shape.rows {
+    let size = N::value().comptime();
+    let share = Share::of_unit(&shape, size, takers);
+    if share.row >= shape.rows {
         terminate!();
     }
-    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
-    let size = N::value().comptime();
-    let vectors = shape.row / size;
-    let start = row * vectors;
-    let (mean, inverse_std) =
-        (Vector::<W, N>::new(statistics.mean), Vector::<W, N>::new(statistics.inverse_std));
-    let mut sum = Vector::<W, N>::new(W::new(0.0));
-    let mut products = Vector::<W, N>::new(W::new(0.0));
-    let mut at = unit;
-    while at < vectors {
-        let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
-        sum += g;
-        products += g * ((Vector::cast_from(x.read(start + at)) - mean) * inverse_std);
-        at += units;
+    let row = share.row;
+    let start = row * share.vectors;
+    let mut mean = read_channels::<W, W, N>(&mean, row, true);
+    let mut inverse_std = read_channels::<W, W, N>(&inverse_std, row, true);
+    let mut sum = read_channels::<W, W, N>(&sums, row, true);
+    let mut products = read_channels::<W, W, N>(&sums, shape.rows + row, true);
+    if comptime!(takers != Takers::Grid) {
+        let of_row = statistics::<T, W, N>(&x, &share, shape.row, epsilon.get::<W>(), centered, takers);
+        mean = of_row.mean;
+        inverse_std = of_row.inverse_std;
+        let mut at = share.first;
+        while at < share.vectors {
+            let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
+            g *= read_parameters::<T, W, N>(&gamma, row, at * size, &shape, walk, 1.0);
+            sum += g;
+            products += g * ((Vector::cast_from(x.read(start + at)) - mean) * inverse_std);
+            at += share.step;
+        }
+        let total = sum_over_row::<W, N>(sum, products, takers);
+        sum = Vector::new(total.a);
+        products = Vector::new(total.b);
     }
-    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(products) };
-    let total = sum_over_units::<W>(of_unit, units);
-    let length = W::cast_from(shape.row);
-    let mut mean_g = W::new(0.0);
+    let length = Vector::<W, N>::new(W::cast_from(shape.row));
+    let mut mean_g = Vector::<W, N>::new(W::new(0.0));
     if comptime!(centered) {
-        mean_g = total.a / length;
+        mean_g = sum / length;
     }
-    let mean_product = total.b / length;
-    let mut at = unit;
-    while at < vectors {
+    let mean_product = products / length;
+    let mut at = share.first;
+    while at < share.vectors {
         let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
+        g *= read_parameters::<T, W, N>(&gamma, row, at * size, &shape, walk, 1.0);
         let normalized = (Vector::cast_from(x.read(start + at)) - mean) * inverse_std;
-        let gradient = (g - Vector::new(mean_g) - normalized * Vector::new(mean_product)) * inverse_std;
+        let gradient = (g - mean_g - normalized * mean_product) * inverse_std;
         dx.write(start + at, Vector::cast_from(gradient));
-        at += units;
+        at += share.step;
     }
 }
 
@@ -185,73 +224,21 @@ pub(super) fn x_backward_kernel<T: Float, W: Float, N: Size>(
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn statistics_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
-    mut of_rows: LinearViewMut<'_, W>,
+    mut mean: LinearViewMut<'_, W>,
+    mut inverse_std: LinearViewMut<'_, W>,
     shape: RowShape,
     epsilon: InputScalar,
     #[comptime] centered: bool,
-    #[comptime] units: usize,
+    #[comptime] takers: Takers,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let (row, unit) = (row_of_unit(units), unit_of_row(units));
-    if row >= shape.rows {
+    let share = Share::of_unit(&shape, N::value().comptime(), takers);
+    if share.row >= shape.rows {
         terminate!();
     }
-    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
-    if unit == 0 {
-        of_rows.write(2 * row, statistics.mean);
-        of_rows.write(2 * row + 1, statistics.inverse_std);
+    let of_row = statistics::<T, W, N>(&x, &share, shape.row, epsilon.get::<W>(), centered, takers);
+    if share.first == 0 {
+        mean.write(share.row, of_row.mean.extract(0usize));
+        inverse_std.write(share.row, of_row.inverse_std.extract(0usize));
     }
-}
-
-/// Sums over the repeats of a part, and over its stretch of `inner`: one unit for each part and vector of parameters.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn parameters_kernel<T: Float, W: Float, N: Size>(
-    x: LinearView<'_, Vector<T, N>>,
-    dy: LinearView<'_, Vector<T, N>>,
-    of_rows: LinearView<'_, W>,
-    mut parts: LinearViewMut<'_, Vector<W, N>>,
-    shape: RowShape,
-    parameters: usize,
-    by: ParameterPartsShape,
-    #[comptime] walk: Walk,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-) {
-    let size = N::value().comptime();
-    let vectors = parameters / size;
-    let part = ABSOLUTE_POS / vectors;
-    let vector = ABSOLUTE_POS % vectors;
-    let repeats = shape.rows / shape.groups;
-    let first = part / by.stretches * by.length;
-    if first >= repeats {
-        terminate!();
-    }
-    let zero = Vector::<W, N>::new(W::new(0.0));
-    let (mut gamma, mut beta) = (zero, zero);
-    let group = vector * size / shape.channels;
-    let begin = part % by.stretches * by.stretch;
-    let end = min(begin + by.stretch, shape.inner);
-    for repeat in first..min(first + by.length, repeats) {
-        let row = repeat * shape.groups + group;
-        let mean = Vector::<W, N>::new(of_rows.read(2 * row));
-        let inverse_std = Vector::<W, N>::new(of_rows.read(2 * row + 1));
-        // Each row has sums of its own, so that a part of many elements is as exact as one of few.
-        let (mut gamma_of_row, mut beta_of_row) = (zero, zero);
-        let mut at = (repeat * vectors + vector) * shape.inner;
-        let mut step = 1usize.runtime();
-        if comptime!(walk == Walk::Channels) {
-            step = shape.channels / size;
-            at = row * shape.inner * step + vector % step;
-        }
-        at += begin * step;
-        for _ in begin..end {
-            let dy = Vector::<W, N>::cast_from(dy.read(at));
-            beta_of_row += dy;
-            gamma_of_row += dy * ((Vector::cast_from(x.read(at)) - mean) * inverse_std);
-            at += step;
-        }
-        gamma += gamma_of_row;
-        beta += beta_of_row;
-    }
-    parts.write(2 * part * vectors + vector, gamma);
-    parts.write((2 * part + 1) * vectors + vector, beta);
 }

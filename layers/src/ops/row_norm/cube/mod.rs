@@ -1,13 +1,22 @@
-//! Kernels for devices: a cube reads its row three times, but only once from memory.
+//! Kernels for devices: a cube reads its row three times, but only once from memory. If rows are too long for a cube, or too few for a
+//! device, each is divided among cubes: a two-stage reduction makes its sums, and then every unit applies them to one vector.
 //!
 //! Tensors with any strides are read where they lie. If several channels of a row are nearest in memory, as convolutions return them, the
 //! row is walked along the channels, and so is its result.
 //!
 //! These kernels are taken with fusion, too: Burn's fusion makes several kernels of the composition, one for each sum.
 use super::{NormGrads, RowNorm, RowNormKernels};
-use crate::backend::cube::{Grid, assert_turns, empty, launch, units_of_row, vector_size};
+use crate::backend::cube::channels::{
+    ByChannels, Channels, Factor, Moments, Normalized, NormalizedBy, moments, sums,
+};
+use crate::backend::cube::columns::Spread;
+use crate::backend::cube::{
+    Grid, are_rows_divided, empty, launch, planned_multiprocessors, units_of_cube, units_of_row, vector_size,
+};
 use crate::backend::optional::MaybeTensor;
 use crate::backend::{ChannelSums, wide};
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
 };
@@ -15,10 +24,7 @@ use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use kernels::{
-    ParameterPartsShapeLaunch, RowShapeLaunch, forward_kernel, parameters_kernel, statistics_kernel,
-    x_backward_kernel,
-};
+use kernels::{RowShapeLaunch, forward_kernel, statistics_kernel, x_backward_kernel};
 use walk::Walk;
 
 mod kernels;
@@ -41,20 +47,10 @@ impl RowNormKernels for Cube {
         dy: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> NormGrads<Self> {
-        let dtype = x.dtype();
         let [gamma_grad, beta_grad] = match wanted {
             [_, true, _] => {
-                let parts = Self::cube_row_norm_parameters(x.clone(), dy.clone(), *norm);
-                let sums =
-                    Self::float_reshape(Self::float_sum_dim(parts, 0), Shape::new([2, norm.parameters()]));
-                [0, 1].map(|row| {
-                    let sum = Self::float_slice(
-                        sums.clone(),
-                        &[(row..row + 1).into(), (0..norm.parameters()).into()],
-                    );
-                    let sum = Self::float_reshape(sum, Shape::new([norm.parameters()]));
-                    wanted[1 + row].then(|| Self::float_cast(sum, dtype.into()))
-                })
+                let (dgamma, dbeta) = Self::cube_row_norm_parameters(x.clone(), dy.clone(), *norm);
+                [Some(dgamma), wanted[2].then_some(dbeta)]
             }
             [_, false, true] => {
                 let dy = Self::float_reshape(dy.clone(), super::channels_of(&x.shape(), norm));
@@ -87,13 +83,16 @@ pub trait RowNormCube: Backend {
         norm: RowNorm,
     ) -> FloatTensor<Self>;
 
-    /// Parts of the gradients of gamma and beta, `[parts, 2, parameters]`. Their sums over the first axis are the gradients.
-    #[fusion(dtype = wide(x), shape = parts_shape(x, norm))]
+    /// The gradients of gamma and beta.
+    #[fusion(meta = |x, _dy, norm| {
+        let of_parameters = TensorSpec { shape: Shape::new([norm.parameters()]), dtype: x.dtype };
+        (of_parameters.clone(), of_parameters)
+    })]
     fn cube_row_norm_parameters(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         norm: RowNorm,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 impl RowNormCube for CubeBackend {
@@ -108,6 +107,7 @@ impl RowNormCube for CubeBackend {
         let [gamma, beta] = [gamma, beta].map(|tensor| parameters(tensor.into_option(), &x));
         let (x, of_y) = (walk.view(x, &norm), walk.view_output(&y, &norm));
         if let Some(rows) = RowSplit::of(&[&x, &of_y.tensor], &norm) {
+            let [mean, inverse_std] = rows.given(rows.divided_statistics(&x, &norm));
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 launch!(
@@ -118,11 +118,13 @@ impl RowNormCube for CubeBackend {
                     of_y.view(),
                     gamma.map(CubeTensor::into_buffer_arg).into(),
                     beta.map(CubeTensor::into_buffer_arg).into(),
+                    mean.map(CubeTensor::into_buffer_arg).into(),
+                    inverse_std.map(CubeTensor::into_buffer_arg).into(),
                     rows.shape(&norm),
                     rows.grid.scalar(norm.epsilon),
                     norm.centered,
                     walk,
-                    rows.units,
+                    rows.takers,
                     rows.grid.dtypes,
                 );
             }
@@ -142,6 +144,9 @@ impl RowNormCube for CubeBackend {
         let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
         let of_dx = walk.view_output(&dx, &norm);
         if let Some(rows) = RowSplit::of(&[&x, &dy, &of_dx.tensor], &norm) {
+            let statistics = rows.divided_statistics(&x, &norm);
+            let sums = statistics.as_ref().map(|of| rows.sums(&dy, &x, gamma.clone(), of, walk, &norm));
+            let [mean, inverse_std] = rows.given(statistics);
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 launch!(
@@ -152,11 +157,14 @@ impl RowNormCube for CubeBackend {
                     x.into_linear_view(),
                     of_dx.view(),
                     gamma.map(CubeTensor::into_buffer_arg).into(),
+                    mean.map(CubeTensor::into_buffer_arg).into(),
+                    inverse_std.map(CubeTensor::into_buffer_arg).into(),
+                    sums.map(CubeTensor::into_buffer_arg).into(),
                     rows.shape(&norm),
                     rows.grid.scalar(norm.epsilon),
                     norm.centered,
                     walk,
-                    rows.units,
+                    rows.takers,
                     rows.grid.dtypes,
                 );
             }
@@ -168,47 +176,17 @@ impl RowNormCube for CubeBackend {
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         norm: RowNorm,
-    ) -> FloatTensor<Self> {
-        let parts = empty(&x, parts_shape(&x.shape(), &norm), wide(x.dtype));
-        let by = ParameterParts::of(&x.shape(), &norm);
-        let walk = Walk::of(&x, &norm);
-        let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
-        let Some(rows) = RowSplit::of(&[&x, &dy], &norm) else { return parts };
-        let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
-        let (size, tensors) = (walk.parameters_of_unit(rows.size, &norm), [&x, &dy, &statistics]);
-        let grids = Grid::of_rows(rows.count, rows.units, &tensors)
-            .zip(Grid::of_units(by.count() * norm.parameters() / size, &tensors));
-        let Some((grid_of_rows, grid_of_parts)) = grids else { return parts };
-        // SAFETY: the kernels compare every position with the shapes.
-        unsafe {
-            launch!(
-                statistics_kernel,
-                grid_of_rows,
-                rows.size,
-                x.clone().into_linear_view(),
-                statistics.clone().into_linear_view(),
-                rows.shape(&norm),
-                grid_of_rows.scalar(norm.epsilon),
-                norm.centered,
-                rows.units,
-                grid_of_rows.dtypes,
-            );
-            launch!(
-                parameters_kernel,
-                grid_of_parts,
-                size,
-                x.into_linear_view(),
-                dy.into_linear_view(),
-                statistics.into_linear_view(),
-                parts.clone().into_linear_view(),
-                rows.shape(&norm),
-                norm.parameters(),
-                by.launch(),
-                walk,
-                grid_of_parts.dtypes,
-            );
-        }
-        parts
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (dtype, walk) = (x.dtype, Walk::of(&x, &norm));
+        let of_rows = walk.view(x.clone(), &norm);
+        let statistics = RowSplit::of(&[&of_rows], &norm).map(|rows| rows.statistics(&of_rows, &norm));
+        let [x, dy] = [x, dy].map(|tensor| walk.by_parameters(tensor, &norm));
+        let normalized = statistics.map(|Moments { mean, spread }| {
+            let repeats = if walk == Walk::Channels { norm.inner } else { 1 };
+            Normalized { x: &x, mean, spread, by: NormalizedBy::Row { repeats, channels: norm.channels } }
+        });
+        let of_parameters = sums(&dy, normalized, None, dtype);
+        (of_parameters.b, of_parameters.a)
     }
 }
 
@@ -218,14 +196,32 @@ fn parameters(tensor: Option<CubeTensor>, like: &CubeTensor) -> Option<CubeTenso
     Some(if tensor.dtype == like.dtype { tensor } else { burn_cubecl::kernel::cast(tensor, like.dtype) })
 }
 
+/// Who takes a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Takers {
+    /// One unit, or the units of one cube.
+    Units(usize),
+    /// One unit for each vector. What is reduced is given.
+    Grid,
+}
+
+impl Takers {
+    /// The units that reduce a row together.
+    fn units(self) -> usize {
+        match self {
+            Self::Units(units) => units,
+            Self::Grid => 1,
+        }
+    }
+}
+
 /// How rows are divided among units.
 struct RowSplit {
     grid: Grid,
     count: usize,
     /// Elements of a vector.
     size: usize,
-    /// Units of a row.
-    units: usize,
+    takers: Takers,
 }
 
 impl RowSplit {
@@ -240,15 +236,78 @@ impl RowSplit {
         let fits = |size: &usize| row.is_multiple_of(*size);
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
-        let units = units_of_row(row);
-        // A row is read for its mean, its variance, the sums of its gradient, and the result.
-        assert_turns(&tensors[0].client, 4 * row.div_ceil(size * units));
-        let count = elements / row;
-        Some(Self { grid: Grid::of_rows(count, units, tensors)?, count, size, units })
+        let client = &tensors[0].client;
+        let (count, units) = (elements / row, units_of_row(row, units_of_cube(client)));
+        let turns = row.div_ceil(size * units);
+        let (grid, takers) = match are_rows_divided(count, turns, planned_multiprocessors(client)) {
+            true => (Grid::of_units(elements / size, tensors)?, Takers::Grid),
+            false => (Grid::of_rows(count, units, tensors)?, Takers::Units(units)),
+        };
+        Some(Self { grid, count, size, takers })
     }
 
     fn shape(&self, norm: &RowNorm) -> RowShapeLaunch {
         RowShapeLaunch::new(self.count, norm.row(), norm.groups, norm.channels, norm.inner)
+    }
+
+    /// A tensor in the order of the walk with its rows as channels.
+    fn by_rows(&self, tensor: &CubeTensor, norm: &RowNorm) -> ByChannels {
+        let shape = Channels { repeats: 1, channels: self.count, inner: norm.row() };
+        ByChannels::in_order(tensor.clone(), shape)
+    }
+
+    /// The mean, or 0 if not centered, and the inverse standard deviation of every row.
+    fn statistics(&self, x: &CubeTensor, norm: &RowNorm) -> Moments {
+        if let Some(statistics) = self.divided_statistics(x, norm) {
+            return statistics;
+        }
+        let [mean, spread] = [(); 2].map(|()| empty(x, Shape::new([self.count]), wide(x.dtype)));
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            launch!(
+                statistics_kernel,
+                self.grid,
+                self.size,
+                x.clone().into_linear_view(),
+                mean.clone().into_linear_view(),
+                spread.clone().into_linear_view(),
+                self.shape(norm),
+                self.grid.scalar(norm.epsilon),
+                norm.centered,
+                self.takers,
+                self.grid.dtypes,
+            );
+        }
+        Moments { mean, spread }
+    }
+
+    /// The same, if rows are divided among cubes.
+    fn divided_statistics(&self, x: &CubeTensor, norm: &RowNorm) -> Option<Moments> {
+        let wanted = Spread::Inverse { centered: norm.centered };
+        (self.takers == Takers::Grid).then(|| moments(&self.by_rows(x, norm), wanted, norm.epsilon))
+    }
+
+    fn given(&self, statistics: Option<Moments>) -> [Option<CubeTensor>; 2] {
+        statistics.map_or([None, None], |Moments { mean, spread }| [Some(mean), Some(spread)])
+    }
+
+    /// The sums of `gamma dy` and of its products with the normalized `x`, by rows.
+    fn sums(
+        &self,
+        dy: &CubeTensor,
+        x: &CubeTensor,
+        gamma: Option<CubeTensor>,
+        statistics: &Moments,
+        walk: Walk,
+        norm: &RowNorm,
+    ) -> CubeTensor {
+        let [dy, x] = [dy, x].map(|tensor| self.by_rows(tensor, norm));
+        let Moments { mean, spread } = statistics;
+        let by = NormalizedBy::Channel;
+        let normalized = Normalized { x: &x, mean: mean.clone(), spread: spread.clone(), by };
+        let inner = if walk == Walk::Inner { norm.inner } else { 1 };
+        let of_values = |values| Factor { values, groups: norm.groups, channels: norm.channels, inner };
+        sums(&dy, Some(normalized), gamma.map(of_values), wide(dy.tensor.dtype)).wide
     }
 }
 
@@ -262,44 +321,4 @@ fn longest(tensors: &[&CubeTensor]) -> usize {
         false => vector_size(&[tensor], 4),
     };
     tensors.iter().map(longest).min().unwrap_or(1)
-}
-
-/// How the sums over all repeats and inner elements are divided into parts.
-struct ParameterParts {
-    /// Repeats of a part.
-    length: usize,
-    parts_of_repeats: usize,
-    /// Inner elements of a part.
-    stretch: usize,
-    stretches: usize,
-}
-
-impl ParameterParts {
-    /// So many parts that all units of a device have work, and none adds up many more than 1024 elements.
-    fn of(x: &Shape, norm: &RowNorm) -> Self {
-        const UNITS: usize = 1 << 14;
-        const ELEMENTS: usize = 1 << 10;
-        let repeats = x.num_elements() / (norm.parameters() * norm.inner).max(1);
-        let most = UNITS.div_ceil(norm.parameters().max(1)).max(repeats.div_ceil(ELEMENTS));
-        let length = repeats.div_ceil(most.min(repeats).max(1)).max(1);
-        let stretch = norm.inner.clamp(1, ELEMENTS.div_ceil(length));
-        Self {
-            length,
-            parts_of_repeats: repeats.div_ceil(length),
-            stretch,
-            stretches: norm.inner.div_ceil(stretch),
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.parts_of_repeats * self.stretches
-    }
-
-    fn launch(&self) -> ParameterPartsShapeLaunch {
-        ParameterPartsShapeLaunch::new(self.length, self.stretch, self.stretches)
-    }
-}
-
-fn parts_shape(x: &Shape, norm: &RowNorm) -> Shape {
-    Shape::new([ParameterParts::of(x, norm).count(), 2, norm.parameters()])
 }

@@ -1,4 +1,5 @@
 //! The orders in which kernels walk the elements of a row.
+use crate::backend::cube::channels::{ByChannels, Channels};
 use crate::backend::cube::{Output, channels_last, empty_in_order};
 use crate::ops::row_norm::RowNorm;
 use burn::backend::TensorMetadata;
@@ -41,14 +42,14 @@ impl Walk {
         tensor
     }
 
-    /// How many parameters, at most `most`, a unit of [`parameters_kernel`](super::kernels::parameters_kernel) takes, in vectors of that
-    /// size. They lie side by side in the walk and belong to one group. Elsewhere, vectors may go on from the last channel to the first
-    /// one of the next element, but not here.
-    pub fn parameters_of_unit(self, most: usize, norm: &RowNorm) -> usize {
-        match self {
-            Self::Inner => 1,
-            Self::Row | Self::Channels => most.min(1 << norm.channels.trailing_zeros()),
+    /// The tensor with its parameters as channels.
+    pub fn by_parameters(self, tensor: CubeTensor, norm: &RowNorm) -> ByChannels {
+        if self == Self::Channels {
+            return ByChannels::along_channels(tensor);
         }
+        let (channels, inner) = (norm.parameters(), norm.inner);
+        let repeats = tensor.meta.num_elements() / (channels * inner).max(1);
+        ByChannels::in_order(tensor, Channels { repeats, channels, inner })
     }
 
     /// Where a result with the shape and dtype of `x`, the first input, is written.
