@@ -18,6 +18,14 @@ pub enum ParallelError {
         /// Its position among the devices.
         index: usize,
     },
+    /// If the optimizer is divided, one backward pass runs through the graphs of all replicas.
+    #[error(
+        "device {index} has another strategy of gradient checkpointing than device 0, which a divided optimizer does not support"
+    )]
+    Strategy {
+        /// Its position among the devices.
+        index: usize,
+    },
     /// The module cannot be trained on parts of a batch, or the weights of the parts are invalid.
     #[error(transparent)]
     Parts(#[from] PartsError),
@@ -69,7 +77,7 @@ pub enum ParallelError {
         /// Its position.
         index: usize,
         /// Its device.
-        device: Device,
+        device: Box<Device>,
         /// What it panicked with.
         message: String,
     },

@@ -1,7 +1,7 @@
 //! [`estimate_replicas`]: the bytes that replicas need on each device, and send in a step.
 use super::frozen::{Weights, owned_weights};
 use super::owners::Owners;
-use super::{ParallelError, ReplicaOptions, Traffic, divide};
+use super::{ParallelError, ReplicaOptions, Traffic, divide, in_training};
 use crate::lazy_paths::lazy_paths;
 use crate::parameters::{EachOnce, each_once};
 use crate::plan::{OptimizerState, float_bytes};
@@ -94,7 +94,7 @@ pub fn estimate_replicas<M: Module>(
     if count == 0 {
         return Err(ParallelError::NoDevices);
     }
-    let module = &module.valid().train(); // what replicas are made of
+    let module = &in_training(module);
     let mut each = vec![DeviceEstimate::default(); count];
     let mut sent_frozen = 0;
     // By a device that may be none of these.

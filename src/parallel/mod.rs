@@ -90,12 +90,12 @@ pub use traffic::Traffic;
 use crate::gradient_steps::{Enter, leave};
 use crate::lazy_paths::lazy_paths;
 use crate::optim::InBackwardError;
-use crate::parameters::{RunningStatistic, each_once, running_in_training, tied};
+use crate::parameters::{RunningStatistic, each_once, running_in_training, running_statistics, tied};
 use crate::plan::{PartWeight, PartsError, all_tied, checked_weight, may_be_taken_in_parts};
 use crate::strategy::WithStrategy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_memsave_layers::frozen::{FrozenWeight, Sharing};
@@ -103,7 +103,8 @@ use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;
 use frozen::{Unplaced, owned_weights};
 use gradients::{Collected, Sums, sum};
-use owners::{Owners, trained_ids};
+use owners::Owners;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use traffic::Sent;
@@ -122,11 +123,15 @@ pub struct Replicas<M> {
     owners: Option<Owners>,
     /// Frozen weights that are on one device each.
     frozen: Vec<Arc<dyn FrozenWeight>>,
-    /// The running statistics in training, if batch norms are synchronized.
+    /// All running statistics.
+    running: HashSet<ParamId>,
+    /// Those in training, if batch norms are synchronized.
     synchronized: Option<Vec<RunningStatistic>>,
     timeout: Option<Duration>,
     gradients_sent: Sent,
     values_sent: Sent,
+    /// What had been sent of the frozen weights when the replicas were made.
+    frozen_sent_before: u64,
 }
 
 impl<M: Module> Replicas<M> {
@@ -161,13 +166,20 @@ impl<M: Module> Replicas<M> {
         if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
             return Err(ParallelError::NotAutodiff { index });
         }
+        let strategy = Device::gradient_checkpointing_strategy;
+        if options.optimizer
+            && let Some(index) = devices.iter().position(|device| strategy(device) != strategy(&devices[0]))
+        {
+            return Err(ParallelError::Strategy { index });
+        }
+        let module = in_training(module);
         match options.synchronized {
-            true => all_tied(module)?,
-            false => may_be_taken_in_parts(module)?,
+            true => all_tied(&module)?,
+            false => may_be_taken_in_parts(&module)?,
         }
         match &options.frozen {
-            None => Self::copied(module, devices, options),
-            Some(frozen) => Self::copied(&shard_frozen(module.clone(), &devices, frozen)?, devices, options),
+            None => Self::copied(&module, devices, options),
+            Some(frozen) => Self::copied(&shard_frozen(module, &devices, frozen)?, devices, options),
         }
     }
 
@@ -194,8 +206,20 @@ impl<M: Module> Replicas<M> {
         let owners = options.optimizer.then(|| Owners::of_module(module, devices.len()));
         let synchronized = options.synchronized.then(|| running_in_training(module));
         let (gradients_sent, values_sent) = Default::default();
-        let timeout = options.timeout;
-        Ok(Self { devices, modules, owners, frozen, synchronized, timeout, gradients_sent, values_sent })
+        let (timeout, running) = (options.timeout, running_statistics(module));
+        let frozen_sent_before = frozen_sent(&frozen);
+        Ok(Self {
+            devices,
+            modules,
+            owners,
+            frozen,
+            running,
+            synchronized,
+            timeout,
+            gradients_sent,
+            values_sent,
+            frozen_sent_before,
+        })
     }
 
     /// The devices of the replicas. The optimizer runs on the first, unless its state is divided.
@@ -214,13 +238,7 @@ impl<M: Module> Replicas<M> {
 
     /// What was sent from device to device since the replicas were made.
     pub fn traffic(&self) -> Traffic {
-        let mut sharing: Vec<&Arc<Sharing>> = vec![];
-        for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
-            if !sharing.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
-                sharing.push(weight.sharing());
-            }
-        }
-        let frozen = sharing.iter().map(|sharing| sharing.sent()).sum();
+        let frozen = frozen_sent(&self.frozen) - self.frozen_sent_before;
         Traffic { gradients: self.gradients_sent.bytes(), values: self.values_sent.bytes(), frozen }
     }
 
@@ -261,7 +279,7 @@ impl<M: Module> Replicas<M> {
         let parts: Vec<_> = parts.map(|(index, (part, weight))| (index, part, weight / total)).collect();
         match (&self.synchronized, &self.owners) {
             (Some(running), _) => self.backward_at_once(running, parts, loss),
-            (None, None) => Ok(self.backward_to_first(parts, loss)),
+            (None, None) => self.backward_to_first(parts, loss),
             (None, Some(owners)) => self.backward_to_owners(owners, parts, loss),
         }
     }
@@ -271,18 +289,19 @@ impl<M: Module> Replicas<M> {
         &self,
         parts: Vec<(usize, T, f64)>,
         loss: impl Fn(&M, T) -> Tensor<1>,
-    ) -> (Tensor<1>, GradientsParams) {
+    ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
         // Every device gets all of its work before anything is moved.
-        let (losses, parts): (Vec<_>, Vec<_>) = parts
-            .into_iter()
-            .map(|(index, part, share)| {
-                let module = &self.modules[index];
-                let loss = loss(module, part).mul_scalar(share);
-                let gradients = GradientsParams::from_grads(loss.backward(), module);
-                (loss.inner(), gradients)
-            })
-            .unzip();
-        (self.sum_of_losses(losses), self.sum_on_first(parts))
+        let (mut losses, mut gradients) = (vec![], vec![]);
+        for (index, part, share) in parts {
+            let module = &self.modules[index];
+            let loss = loss(module, part).mul_scalar(share);
+            if !loss.is_tracked() {
+                return Err(ParallelError::Loss { part: index, error: InBackwardError::Untracked });
+            }
+            gradients.push(GradientsParams::from_grads(loss.backward(), module));
+            losses.push(loss.inner());
+        }
+        Ok((self.sum_of_losses(losses), self.sum_on_first(gradients)))
     }
 
     /// The loss, and the gradients on the devices that own them, to which they are sent as soon as they are complete.
@@ -298,23 +317,27 @@ impl<M: Module> Replicas<M> {
         let (updates, mut entered) = (Updates::default(), 0);
         let collected =
             Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone());
-        let (mut losses, mut whole) = (vec![], None::<Tensor<1>>);
+        let mut all = vec![];
         for (index, part, share) in parts {
             let mut enter = Enter::new(updates.clone(), entered);
             let module = self.modules[index].clone().map(&mut enter);
             entered += enter.places.len();
-            let loss = loss(&module, part).mul_scalar(share);
+            let loss = on_device(loss(&module, part).mul_scalar(share), &self.devices[index]);
             if let Some(error) = refusal(&loss) {
                 return Err(ParallelError::Loss { part: index, error });
             }
+            all.push((index, module, enter, loss));
+        }
+        // Only now: a graph that parameters have left, and whose backward pass does not run, would stay in memory.
+        let (mut losses, mut whole) = (vec![], None::<Tensor<1>>);
+        for (index, module, enter, loss) in all {
             losses.push(loss.clone().inner());
             let (_, loss) = leave(module, enter, loss, collected.of_replica(index));
             whole = Some(match whole {
                 None => loss,
-                Some(sum) if sum.device() == loss.device() => sum + loss,
                 Some(sum) => {
-                    let device = sum.device();
-                    sum + loss.to_device(&device)
+                    let loss = on_device(loss, &sum.device());
+                    sum + loss
                 }
             });
         }
@@ -337,8 +360,8 @@ impl<M: Module> Replicas<M> {
     }
 
     /// Replaces the replica on the first device, usually by what an optimizer makes of it, and copies its trainable parameters to the other
-    /// replicas. Tied parameters, which are in several places of the module, stay tied: Burn's optimizers change only the first place,
-    /// whose value all places get.
+    /// replicas, with the frozen ones that `step` changed, such as the weights of a teacher that are averages of others. Tied parameters,
+    /// which are in several places of the module, stay tied: Burn's optimizers change only the first place, whose value all places get.
     ///
     /// If the [optimizer is divided](ReplicaOptions::with_sharded_optimizer), each trainable parameter of the module that `step` gets is on
     /// the device that owns it, where its gradient is. An optimizer of Burn's or of this library's then keeps its state there. Its record is
@@ -354,7 +377,7 @@ impl<M: Module> Replicas<M> {
         // Taken, not cloned, so that parameters can change in place.
         assert!(!self.modules.is_empty(), "{}", ParallelError::Lost);
         let mut modules = std::mem::take(&mut self.modules);
-        let mut trained = Trained { before: trained_ids(&modules[0]), ..Trained::default() };
+        let mut trained = Trained::before(&modules[0], &self.running);
         if let Some(owners) = &self.owners {
             modules = owned_by_first(modules, owners);
         }
@@ -419,6 +442,31 @@ fn owned_by_first<M: Module>(modules: Vec<M>, owners: &Owners) -> Vec<M> {
     let others: Vec<M> = lending.collect();
     let first = first.map(&mut Borrow(lent));
     std::iter::once(first).chain(others).collect()
+}
+
+/// A tensor on a device.
+fn on_device<const D: usize>(x: Tensor<D>, device: &Device) -> Tensor<D> {
+    if x.device() == *device { x } else { x.to_device(device) }
+}
+
+/// The module as replicas are made of it: one on devices that record no gradients, or in validation, is trained as if it had never been
+/// there.
+fn in_training<M: Module>(module: &M) -> M {
+    match module.devices().iter().all(Device::is_autodiff) {
+        true => module.clone(),
+        false => module.valid().train(),
+    }
+}
+
+/// What was sent of frozen weights that are on one device each.
+fn frozen_sent(weights: &[Arc<dyn FrozenWeight>]) -> u64 {
+    let mut sharing: Vec<&Arc<Sharing>> = vec![];
+    for weight in weights.iter().filter_map(|weight| weight.on_device()) {
+        if !sharing.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
+            sharing.push(weight.sharing());
+        }
+    }
+    sharing.iter().map(|sharing| sharing.sent()).sum()
 }
 
 /// Why the gradients of a loss cannot be sent in the backward pass.

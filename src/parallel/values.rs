@@ -1,9 +1,10 @@
 //! Moves the values of trained parameters from replica to replica.
-use super::owners::Owners;
+use super::owners::{Owners, trained_ids};
 use super::traffic::Sent;
 use crate::strategy::with_strategy;
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
+use burn_memsave_layers::node::node_id;
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::iter::Peekable;
@@ -12,23 +13,52 @@ use std::iter::Peekable;
 pub(super) struct Value {
     id: ParamId,
     requires_grad: bool,
+    /// Whether the step changed it though it is frozen.
+    is_frozen_and_new: bool,
     /// A tensor without autodiff; `None` if every replica has it.
     tensor: Option<Box<dyn Any>>,
 }
 
-/// All parameters in order, with the values of those that require gradients, or did so before the step.
-#[derive(Default)]
-pub(super) struct Trained {
+/// All parameters in order, with the values of those that require gradients, or did so before the step, or that it changed.
+pub(super) struct Trained<'a> {
     pub values: Vec<Value>,
-    pub before: HashSet<ParamId>,
+    before: HashSet<ParamId>,
+    /// The nodes of all parameters before the step, in order.
+    nodes: Vec<Option<u64>>,
+    /// Running statistics, which steps do not change.
+    running: &'a HashSet<ParamId>,
 }
 
-impl ModuleVisitor for Trained {
+impl<'a> Trained<'a> {
+    /// For a step that begins with this module.
+    pub fn before(module: &impl Module, running: &'a HashSet<ParamId>) -> Self {
+        struct Nodes(Vec<Option<u64>>);
+        impl ModuleVisitor for Nodes {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.push(node_of(param));
+            }
+        }
+        let mut nodes = Nodes(vec![]);
+        module.visit(&mut nodes);
+        Self { values: vec![], before: trained_ids(module), nodes: nodes.0, running }
+    }
+}
+
+/// The number of the autodiff node of its value.
+fn node_of<const D: usize>(param: &Param<Tensor<D>>) -> Option<u64> {
+    node_id(param.base()).map(|node| node.value)
+}
+
+impl ModuleVisitor for Trained<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let requires_grad = param.is_require_grad();
-        let changes = requires_grad || self.before.contains(&param.id);
+        let was_frozen =
+            !requires_grad && !self.before.contains(&param.id) && !self.running.contains(&param.id);
+        let is_other = |before: &Option<u64>| *before != node_of(param);
+        let is_frozen_and_new = was_frozen && self.nodes.get(self.values.len()).is_some_and(is_other);
+        let changes = requires_grad || self.before.contains(&param.id) || is_frozen_and_new;
         let tensor = changes.then(|| Box::new(param.base().inner()) as Box<dyn Any>);
-        self.values.push(Value { id: param.id, requires_grad, tensor });
+        self.values.push(Value { id: param.id, requires_grad, is_frozen_and_new, tensor });
     }
 }
 
@@ -60,6 +90,7 @@ impl ModuleMapper for Assign<'_> {
         // A tied parameter has its value already; what was frozen before has it, too.
         let is_given = match value.requires_grad {
             true => !self.given.insert(param.id) && param.is_require_grad(),
+            false if value.is_frozen_and_new => false,
             false => !param.is_require_grad() && param.is_autodiff() && param.device() == *self.device,
         };
         if is_given {

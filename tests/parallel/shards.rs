@@ -1,6 +1,6 @@
 //! Optimizers and frozen weights that are divided among devices. Flex and NdArray are two devices, so that tensors have to move.
 use super::{Pair, device, devices, worse};
-use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup, Quantizer};
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, Quantizer};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdamConfig, GradientsAccumulator, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, Sgd,
@@ -552,4 +552,81 @@ fn weights_that_cannot_be_divided_are_refused() {
     let none = all_frozen().with_group(ParamGroup::from_path("nothing"));
     assert!(shard_frozen(quantized, &devices(2), &none).is_ok());
     assert!(matches!(shard_frozen(Layered::new(), &[], &all_frozen()), Err(ParallelError::NoDevices)));
+}
+
+/// A module that records no gradients, since it is on a plain device or in validation, is divided as what replicas train.
+#[test]
+fn modules_without_autodiff_are_trained() {
+    let model = whole_model::<Llama>();
+    let devices = mixed(2);
+    let gradients = |model: &Llama, options: &ReplicaOptions| {
+        let replicas = Replicas::with_options(model, devices.clone(), options).expect("replicas");
+        let parts = divide(&tokens(0, 4), &[3, 1], &devices);
+        let (loss, gradients) =
+            replicas.backward(parts, |model, (input, next)| model.loss(input, next)).expect("parts");
+        (loss.into_scalar::<f32>(), gradients.len(), replicas.traffic())
+    };
+    let frozen = ReplicaOptions::new().with_sharded_frozen(FrozenOptions::new().with_min_bytes(0));
+    for options in [ReplicaOptions::new(), sharded(), frozen] {
+        let expected = gradients(&model, &options);
+        assert!(expected.1 > 2, "{expected:?}");
+        assert_eq!(gradients(&model.valid(), &options), expected, "{options:?}");
+        let [ours, plain] = [&model, &model.valid()].map(|model| {
+            estimate_replicas(model, &devices, &options, OptimizerState::Two).expect("an estimate")
+        });
+        assert_eq!(ours, plain);
+        assert!(plain.devices[0].trained > 0);
+    }
+}
+
+/// A teacher that follows a student is frozen, and changes in all replicas.
+#[test]
+fn frozen_values_that_a_step_changes_are_those_of_all_replicas() {
+    let device = device();
+    for options in [ReplicaOptions::new(), sharded()] {
+        device.seed(1);
+        let [student, teacher] = [0, 1].map(|_| LinearConfig::new(3, 2).init(&device));
+        let mut replicas =
+            Replicas::with_options(&vec![student, teacher.freeze()], mixed(2), &options).expect("replicas");
+        for step in 0..3 {
+            replicas.update(|mut model| {
+                let student = model[0].clone().valid().train();
+                let student = student.map(&mut Shift(step as f32 + 1.0));
+                model[1] = student.clone().freeze();
+                model
+            });
+            let x = || Tensor::<2>::ones([1, 3], &device);
+            let expected = replicas.module()[1].forward(x()).sum().into_scalar::<f32>();
+            for replica in 0..2 {
+                let part = |index: usize| (x().to_device(&mixed(2)[index]), usize::from(index == replica));
+                let loss = |model: &Vec<burn_memsave::nn::Linear>, x: Tensor<2>| {
+                    model[0].forward(x.clone()).sum() * 0.0 + model[1].forward(x).sum()
+                };
+                let (loss, _) = replicas.backward([part(0), part(1)], loss).expect("parts");
+                assert!(
+                    (loss.into_scalar::<f32>() - expected).abs() < 1e-5,
+                    "step {step}, replica {replica}"
+                );
+            }
+        }
+    }
+}
+
+/// Adds a number to every parameter.
+struct Shift(f32);
+
+impl ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| (value.inner() + self.0).autodiff().require_grad())
+    }
+}
+
+/// With a divided optimizer, one backward pass runs through all graphs.
+#[test]
+fn strategies_of_a_divided_optimizer_are_equal() {
+    let devices = || [device(), device().gradient_checkpointing()];
+    let model = whole_model::<Llama>();
+    let refused = Replicas::with_options(&model, devices(), &sharded()).expect_err("two strategies");
+    assert!(matches!(refused, ParallelError::Strategy { index: 1 }), "{refused}");
+    assert!(Replicas::new(&model, devices()).is_ok());
 }
