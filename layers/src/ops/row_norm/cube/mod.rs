@@ -25,7 +25,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::{RowShapeLaunch, forward_kernel, statistics_kernel, x_backward_kernel};
-use walk::Walk;
+use walk::{Walk, by_parameters, lies_along_channels};
 
 mod kernels;
 mod walk;
@@ -180,9 +180,10 @@ impl RowNormCube for CubeBackend {
         let (dtype, walk) = (x.dtype, Walk::of(&x, &norm));
         let of_rows = walk.view(x.clone(), &norm);
         let statistics = RowSplit::of(&[&of_rows], &norm).map(|rows| rows.statistics(&of_rows, &norm));
-        let [x, dy] = [x, dy].map(|tensor| walk.by_parameters(tensor, &norm));
+        let along_channels = lies_along_channels(&x, &norm);
+        let [x, dy] = [x, dy].map(|tensor| by_parameters(tensor, along_channels, &norm));
         let normalized = statistics.map(|Moments { mean, spread }| {
-            let repeats = if walk == Walk::Channels { norm.inner } else { 1 };
+            let repeats = if along_channels { norm.inner } else { 1 };
             Normalized { x: &x, mean, spread, by: NormalizedBy::Row { repeats, channels: norm.channels } }
         });
         let of_parameters = sums(&dy, normalized, None, dtype);

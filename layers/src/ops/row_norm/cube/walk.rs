@@ -22,10 +22,7 @@ impl Walk {
         if norm.inner == 1 {
             return Self::Row;
         }
-        // The second axis is that of all groups' channels.
-        let shape = x.meta.shape();
-        let by_channels = shape.num_dims() > 2 && shape[1] == norm.parameters() && channels_last(x);
-        if norm.channels > 1 && by_channels { Self::Channels } else { Self::Inner }
+        if norm.channels > 1 && lies_along_channels(x, norm) { Self::Channels } else { Self::Inner }
     }
 
     /// The tensor with its elements in the order of the walk: along the channels, its axes are `[batch, groups, inner.., channels]`.
@@ -42,16 +39,6 @@ impl Walk {
         tensor
     }
 
-    /// The tensor with its parameters as channels.
-    pub fn by_parameters(self, tensor: CubeTensor, norm: &RowNorm) -> ByChannels {
-        if self == Self::Channels {
-            return ByChannels::along_channels(tensor);
-        }
-        let (channels, inner) = (norm.parameters(), norm.inner);
-        let repeats = tensor.meta.num_elements() / (channels * inner).max(1);
-        ByChannels::in_order(tensor, Channels { repeats, channels, inner })
-    }
-
     /// Where a result with the shape and dtype of `x`, the first input, is written.
     pub fn output(self, x: &CubeTensor) -> Output {
         match self {
@@ -64,4 +51,20 @@ impl Walk {
     pub fn view_output(self, output: &Output, norm: &RowNorm) -> Output {
         output.as_view(|tensor| self.view(tensor, norm))
     }
+}
+
+/// Whether the channels of all groups, the second axis, are the nearest in memory.
+pub(super) fn lies_along_channels(x: &CubeTensor, norm: &RowNorm) -> bool {
+    let shape = x.meta.shape();
+    norm.inner > 1 && shape.num_dims() > 2 && shape[1] == norm.parameters() && channels_last(x)
+}
+
+/// The tensor with its parameters as channels: along them, or in order.
+pub(super) fn by_parameters(tensor: CubeTensor, along_channels: bool, norm: &RowNorm) -> ByChannels {
+    if along_channels {
+        return ByChannels::along_channels(tensor);
+    }
+    let (channels, inner) = (norm.parameters(), norm.inner);
+    let repeats = tensor.meta.num_elements() / (channels * inner).max(1);
+    ByChannels::in_order(tensor, Channels { repeats, channels, inner })
 }
