@@ -97,9 +97,8 @@ impl<M: Module> Replicas<M> {
         // The others may have waited for the one whose loss was refused.
         let mut all = Vec::with_capacity(given.len());
         for (given, &part) in given.into_iter().zip(replicas) {
-            match given {
-                Some(given) => all.push(given.map_err(|error| ParallelError::Loss { part, error })?),
-                None => (), // it failed, as the exchange says
+            if let Some(given) = given {
+                all.push(given.map_err(|error| ParallelError::Loss { part, error })?);
             }
         }
         let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect();
