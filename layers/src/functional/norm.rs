@@ -4,7 +4,10 @@ use super::guard::{
     require_parameters_of_channels,
 };
 use crate::graph::Member;
-use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
+use crate::ops::{
+    AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps,
+    SynchronizedBatchNormOps,
+};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
 

@@ -22,9 +22,7 @@
 use super::row_norm::NormGrads;
 use crate::backend::{ChannelSums, composing_backends, widen};
 use crate::graph::policy;
-use crate::graph::{
-    BackwardPass, Inputs, KeepPlan, Member, Operation, Recorder, Run, Tracking, extension, given,
-};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
@@ -34,6 +32,8 @@ mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod synchronized;
+
+pub use synchronized::SynchronizedBatchNormOps;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]
@@ -70,29 +70,6 @@ extension! {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
                 mean: untracked_mean,
                 variance: untracked_variance,
-            }
-        }
-        /// With the statistics of all parts of a batch, of which `x` is that of this member.
-        fn memsave_batch_norm_synchronized(
-            x: FloatTensor<Self>,
-            gamma: FloatTensor<Self>,
-            beta: FloatTensor<Self>,
-            epsilon: f64,
-            member: Member,
-        ) -> BatchNormTrain<Self> {
-            let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(Self::primitive);
-            let operation = synchronized::normalized::<<Self as Run>::Plain>(
-                plain_x,
-                plain_gamma,
-                plain_beta,
-                epsilon,
-                member,
-            );
-            let Statistics { mean, variance, .. } = operation.statistics.clone();
-            BatchNormTrain {
-                output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
-                mean: Self::untracked(mean),
-                variance: Self::untracked(variance),
             }
         }
         /// With given statistics, which must not be tracked.

@@ -11,19 +11,44 @@
 //!
 //! That is what is kept without replicas, and in half precision, where statistics would otherwise be recomputed from `x`, two tensors of
 //! the size of `gamma` in f32. The numbers pass through the host as f64, and every replica computes the same from them.
-use super::{BETA, BatchNormKernels, GAMMA, INPUTS, Statistics, X};
+use super::{BETA, BatchNormKernels, BatchNormTrain, GAMMA, INPUTS, Statistics, X};
 use crate::backend::wide;
-use crate::graph::{BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Tracking, given};
+use crate::graph::{
+    BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Run, Tracking, extension, given,
+};
 use burn::backend::{Backend, TensorMetadata, read_sync, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, TensorData};
 use std::sync::Arc;
 
+extension! {
+    /// Batch normalization of a part of a batch.
+    pub trait SynchronizedBatchNormOps(BatchNormKernels) {
+        /// With the statistics of all parts; `x` `[batch, channels, ...]` is the part of this member, the others are `[channels]`.
+        fn memsave_batch_norm_synchronized(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            epsilon: f64,
+            member: Member,
+        ) -> BatchNormTrain<Self> {
+            let [of_x, of_gamma, of_beta] = [&x, &gamma, &beta].map(Self::primitive);
+            let operation = normalized::<<Self as Run>::Plain>(of_x, of_gamma, of_beta, epsilon, member);
+            let Statistics { mean, variance, .. } = operation.statistics.clone();
+            BatchNormTrain {
+                output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
+                mean: Self::untracked(mean),
+                variance: Self::untracked(variance),
+            }
+        }
+    }
+}
+
 /// With the statistics of all parts. These and the output are already known.
 #[derive(Clone)]
 pub struct WithStatisticsOfAll<T> {
-    pub(super) output: T,
+    output: T,
     /// In the type that sums are made in.
-    pub(super) statistics: Statistics<T>,
+    statistics: Statistics<T>,
     part: Part,
 }
 
@@ -46,7 +71,7 @@ pub struct SavedOfPart<T> {
 }
 
 /// Normalizes a part of a batch.
-pub(super) fn normalized<B: BatchNormKernels>(
+fn normalized<B: BatchNormKernels>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
