@@ -253,10 +253,12 @@ impl<M: Module> Replicas<M> {
     /// # Errors
     ///
     /// Returns an error if there are no parts, more parts than replicas, or no items in the parts, or if a weight is negative or not
-    /// finite. If the optimizer is divided, also if the loss of a part is not one number, or requires no gradient. If batch norms are
+    /// finite, or if the loss of a part requires no gradient. If the optimizer is divided, also if a loss is not one number. If batch norms are
     /// [synchronized](ReplicaOptions::with_synchronized_batch_norm), also if a replica panics, if replicas do not run the same batch norms,
     /// or if one does not come to a batch norm in time. An error, or a panic of `loss`, leaves parameters and running statistics as they
-    /// were, and the next step may be run.
+    /// were, but for those of Burn's own batch norms, and the next step may be run.
+    ///
+    /// `loss` may be called by several threads: what it writes to, such as a metric, belongs behind a `Mutex`.
     pub fn backward<T: Send, W: PartWeight>(
         &self,
         parts: impl IntoIterator<Item = (T, W)>,
@@ -362,6 +364,9 @@ impl<M: Module> Replicas<M> {
     /// Replaces the replica on the first device, usually by what an optimizer makes of it, and copies its trainable parameters to the other
     /// replicas, with the frozen ones that `step` changed, such as the weights of a teacher that are averages of others. Tied parameters,
     /// which are in several places of the module, stay tied: Burn's optimizers change only the first place, whose value all places get.
+    ///
+    /// Running statistics, flags, and parameters of integers are not copied. A step that makes frozen parameters anew, as `no_grad` and
+    /// `freeze` do, sends all of them: [`traffic`](Self::traffic) shows it.
     ///
     /// If the [optimizer is divided](ReplicaOptions::with_sharded_optimizer), each trainable parameter of the module that `step` gets is on
     /// the device that owns it, where its gradient is. An optimizer of Burn's or of this library's then keeps its state there. Its record is

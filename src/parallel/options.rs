@@ -62,7 +62,11 @@ impl ReplicaOptions {
     /// - Running statistics are updated when all replicas have succeeded.
     /// - Burn's own `BatchNorm` cannot be synchronized: the first step that changes its running statistics is an error.
     /// - A [policy](crate::saved) of the calling thread applies to the replicas. A [ledger](crate::measure::ledger) does not see them.
-    /// - If several replicas are on one device, their graphs exist at once, and their random draws come in any order.
+    /// - If several replicas are on one device, their graphs exist at once. Random draws of replicas on CPUs, or of one backend, come in any
+    ///   order.
+    /// - `loss` may read tracked tensors of its replica and its part only. Burn holds a lock of graphs that share a tracked tensor through
+    ///   their backward passes, so that replicas would wait for each other until the [time-out](Self::with_timeout).
+    /// - The input of a batch norm may not be empty.
     pub fn with_synchronized_batch_norm(mut self) -> Self {
         self.synchronized = true;
         self

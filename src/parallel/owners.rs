@@ -1,24 +1,9 @@
 //! [`Owners`]: which device sums the gradient of a parameter, and updates it.
 use super::divide::divide;
 use crate::parameters::{EachOnce, each_once};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
-use std::collections::{HashMap, HashSet};
-
-/// The parameters of a module that require gradients.
-pub(super) fn trained_ids(module: &impl Module) -> HashSet<ParamId> {
-    struct Trained(HashSet<ParamId>);
-    impl ModuleVisitor for Trained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if param.is_require_grad() {
-                self.0.insert(param.id);
-            }
-        }
-    }
-    let mut trained = Trained(HashSet::new());
-    module.visit(&mut trained);
-    trained.0
-}
+use std::collections::HashMap;
 
 /// The position of the device that owns each trained parameter.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! Steps in which replicas compute at the same time, on threads of their own, so that a batch norm can have the statistics of the whole
 //! batch: each thread waits in a batch norm until all have come to it.
 use super::gradients::{Collected, OfReplica};
-use super::{ParallelError, Replicas, refusal};
+use super::{ParallelError, Replicas, on_device, refusal};
 use crate::gradient_steps::{Enter, leave};
 use crate::optim::InBackwardError;
 use crate::parameters::RunningStatistic;
@@ -9,7 +9,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
 use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
-use std::collections::{HashMap, HashSet};
+use burn_memsave_layers::{follow_path, visit::VisitPath};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -66,13 +67,16 @@ impl<M: Module> Replicas<M> {
     ) -> Vec<Option<Given>> {
         thread::scope(|scope| {
             let start = |(number, (index, part, share)): (usize, Part<T>)| {
-                let module = self.modules[index].clone();
+                let (module, device) = (self.modules[index].clone(), self.devices[index].clone());
                 let collected = collected.map(|collected| collected.of_replica(index));
                 let member = members[number].clone();
                 let run = move || {
                     member.run(|| match collected {
-                        None => Ok(passes(module, part, share, loss)),
-                        Some(collected) => passes_to_owners(module, part, share, loss, collected),
+                        None => passes(module, part, share, loss),
+                        Some(collected) => {
+                            let loss = |module: &M, part| on_device(loss(module, part), &device);
+                            passes_to_owners(module, part, share, &loss, collected)
+                        }
                     })
                 };
                 let thread = thread::Builder::new().name(format!("replica {index}")).spawn_scoped(scope, run);
@@ -125,10 +129,11 @@ impl<M: Module> Replicas<M> {
         if running.is_empty() || idle().next().is_none() {
             return;
         }
-        let values = values(&self.modules[replicas[0]], &running.iter().collect::<Vec<_>>());
+        let all = running.iter().map(|statistic| statistic.id).collect();
+        let values = values(&self.modules[replicas[0]], &all);
         for index in idle() {
             // A module shares its running statistics with its clones.
-            drop(self.modules[index].clone().map(&mut Give(&values)));
+            drop(self.modules[index].clone().map(&mut Give { path: VisitPath::default(), values: &values }));
         }
     }
 
@@ -139,9 +144,14 @@ impl<M: Module> Replicas<M> {
         members: &[Member],
         replicas: &[usize],
     ) -> Result<(), ParallelError> {
-        let synchronized: HashSet<ParamId> = members.iter().flat_map(Member::to_be_updated).collect();
-        let unused: Vec<&RunningStatistic> =
-            running.iter().filter(|statistic| !synchronized.contains(&statistic.id)).collect();
+        let updated: Vec<Vec<ParamId>> = members.iter().map(Member::to_be_updated).collect();
+        // Different batch norms of as many channels have exchanged their numbers as if they were one.
+        if let Some(other) = updated.iter().position(|of| *of != updated[0]) {
+            return Err(ParallelError::Differ { index: replicas[other], others: vec![replicas[0]] });
+        }
+        let is_unused = |id: &ParamId| !updated[0].contains(id);
+        let unused: HashSet<ParamId> =
+            running.iter().map(|statistic| statistic.id).filter(is_unused).collect();
         if unused.is_empty() {
             return Ok(());
         }
@@ -150,8 +160,9 @@ impl<M: Module> Replicas<M> {
             let before = values(module, &unused);
             // Makes pending updates visible, in the module, too.
             let after = values(&module.valid(), &unused);
-            if let Some(statistic) = unused.iter().find(|of| before.get(&of.id) != after.get(&of.id)) {
-                return Err(ParallelError::NotSynchronized { path: statistic.path.clone() });
+            if let Some((path, _)) = before.iter().find(|(path, value)| after.get(*path) != Some(*value)) {
+                let path = path.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
+                return Err(ParallelError::NotSynchronized { path });
             }
         }
         Ok(())
@@ -159,11 +170,15 @@ impl<M: Module> Replicas<M> {
 }
 
 /// Gives running statistics these values.
-struct Give<'a>(&'a HashMap<ParamId, TensorData>);
+struct Give<'a> {
+    path: VisitPath,
+    values: &'a Values,
+}
 
 impl ModuleMapper for Give<'_> {
+    follow_path!();
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.get(&param.id).cloned() {
+        match self.values.get(&self.path.joined()).cloned() {
             Some(data) => param.map(|old| {
                 let dtype = data.dtype();
                 Tensor::from_data(data, (&old.device(), dtype))
@@ -174,15 +189,13 @@ impl ModuleMapper for Give<'_> {
 }
 
 /// The forward and the backward pass of a part.
-fn passes<M: Module, T>(
-    module: M,
-    part: T,
-    share: f64,
-    loss: &impl Fn(&M, T) -> Tensor<1>,
-) -> (Tensor<1>, GradientsParams) {
+fn passes<M: Module, T>(module: M, part: T, share: f64, loss: &impl Fn(&M, T) -> Tensor<1>) -> Given {
     let loss = loss(&module, part).mul_scalar(share);
+    if !loss.is_tracked() {
+        return Err(InBackwardError::Untracked);
+    }
     let gradients = GradientsParams::from_grads(loss.backward(), &module);
-    (loss.inner(), gradients)
+    Ok((loss.inner(), gradients))
 }
 
 /// The same, with gradients that go to their owners as soon as they are complete.
@@ -206,17 +219,25 @@ fn passes_to_owners<M: Module, T>(
     Ok((value, GradientsParams::new()))
 }
 
-/// The values of running statistics.
-fn values(module: &impl Module, of: &[&RunningStatistic]) -> HashMap<ParamId, TensorData> {
-    struct Values(HashSet<ParamId>, HashMap<ParamId, TensorData>);
-    impl ModuleVisitor for Values {
+/// Running statistics by their paths. A student and its teacher may have those of the same ids.
+type Values = BTreeMap<String, TensorData>;
+
+/// The values of these running statistics.
+fn values(module: &impl Module, of: &HashSet<ParamId>) -> Values {
+    struct Read<'a> {
+        path: VisitPath,
+        of: &'a HashSet<ParamId>,
+        values: Values,
+    }
+    impl ModuleVisitor for Read<'_> {
+        follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.0.contains(&param.id) {
-                self.1.insert(param.id, param.base().into_data());
+            if self.of.contains(&param.id) {
+                self.values.insert(self.path.joined(), param.base().into_data());
             }
         }
     }
-    let mut values = Values(of.iter().map(|statistic| statistic.id).collect(), HashMap::new());
-    module.visit(&mut values);
-    values.1
+    let mut read = Read { path: VisitPath::default(), of, values: Values::new() };
+    module.visit(&mut read);
+    read.values
 }

@@ -1,5 +1,5 @@
 //! Moves the values of trained parameters from replica to replica.
-use super::owners::{Owners, trained_ids};
+use super::owners::Owners;
 use super::traffic::Sent;
 use crate::strategy::with_strategy;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -12,6 +12,8 @@ use std::iter::Peekable;
 /// A parameter after a step.
 pub(super) struct Value {
     id: ParamId,
+    /// The id of the parameter at this place before the step, as other replicas still have it.
+    id_before: ParamId,
     requires_grad: bool,
     /// Whether the step changed it though it is frozen.
     is_frozen_and_new: bool,
@@ -22,43 +24,52 @@ pub(super) struct Value {
 /// All parameters in order, with the values of those that require gradients, or did so before the step, or that it changed.
 pub(super) struct Trained<'a> {
     pub values: Vec<Value>,
-    before: HashSet<ParamId>,
-    /// The nodes of all parameters before the step, in order.
-    nodes: Vec<Option<u64>>,
+    before: Vec<Place>,
     /// Running statistics, which steps do not change.
     running: &'a HashSet<ParamId>,
+}
+
+/// What is at a place of a module.
+#[derive(PartialEq, Eq)]
+struct Place {
+    id: ParamId,
+    requires_grad: bool,
+    /// The number of the autodiff node of its value.
+    node: Option<u64>,
+}
+
+impl Place {
+    fn of<const D: usize>(param: &Param<Tensor<D>>) -> Self {
+        let node = node_id(param.base()).map(|node| node.value);
+        Self { id: param.id, requires_grad: param.is_require_grad(), node }
+    }
 }
 
 impl<'a> Trained<'a> {
     /// For a step that begins with this module.
     pub fn before(module: &impl Module, running: &'a HashSet<ParamId>) -> Self {
-        struct Nodes(Vec<Option<u64>>);
-        impl ModuleVisitor for Nodes {
+        struct Places(Vec<Place>);
+        impl ModuleVisitor for Places {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0.push(node_of(param));
+                self.0.push(Place::of(param));
             }
         }
-        let mut nodes = Nodes(vec![]);
-        module.visit(&mut nodes);
-        Self { values: vec![], before: trained_ids(module), nodes: nodes.0, running }
+        let mut places = Places(vec![]);
+        module.visit(&mut places);
+        Self { values: vec![], before: places.0, running }
     }
-}
-
-/// The number of the autodiff node of its value.
-fn node_of<const D: usize>(param: &Param<Tensor<D>>) -> Option<u64> {
-    node_id(param.base()).map(|node| node.value)
 }
 
 impl ModuleVisitor for Trained<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let requires_grad = param.is_require_grad();
-        let was_frozen =
-            !requires_grad && !self.before.contains(&param.id) && !self.running.contains(&param.id);
-        let is_other = |before: &Option<u64>| *before != node_of(param);
-        let is_frozen_and_new = was_frozen && self.nodes.get(self.values.len()).is_some_and(is_other);
-        let changes = requires_grad || self.before.contains(&param.id) || is_frozen_and_new;
-        let tensor = changes.then(|| Box::new(param.base().inner()) as Box<dyn Any>);
-        self.values.push(Value { id: param.id, requires_grad, is_frozen_and_new, tensor });
+        let now = Place::of(param);
+        let before = self.before.get(self.values.len()).unwrap_or(&now);
+        let is_frozen = !now.requires_grad && !before.requires_grad;
+        let is_frozen_and_new = is_frozen && now != *before && !self.running.contains(&param.id);
+        let tensor =
+            (!is_frozen || is_frozen_and_new).then(|| Box::new(param.base().inner()) as Box<dyn Any>);
+        let (id, requires_grad, id_before) = (param.id, now.requires_grad, before.id);
+        self.values.push(Value { id, id_before, requires_grad, is_frozen_and_new, tensor });
     }
 }
 
@@ -79,7 +90,9 @@ impl<'a> Assign<'a> {
 
 impl ModuleMapper for Assign<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(value) = self.values.next_if(|value| value.id == param.id) else {
+        let is_here =
+            |value: &&Value| value.id == param.id || value.is_frozen_and_new && value.id_before == param.id;
+        let Some(value) = self.values.next_if(is_here) else {
             // A lazy weight is offered a second time, for an adapter.
             assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
             return param;
@@ -101,7 +114,10 @@ impl ModuleMapper for Assign<'_> {
         let tensor = with_strategy(moved, self.device);
         match value.requires_grad {
             true => param.map(|_| tensor.require_grad()).set_require_grad(true),
-            false => param.map(|_| tensor).set_require_grad(false),
+            false => {
+                let (_, _, mapper) = param.consume();
+                Param::from_mapped_value(value.id, tensor, mapper).set_require_grad(false)
+            }
         }
     }
 }

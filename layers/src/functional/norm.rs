@@ -83,7 +83,7 @@ pub fn batch_norm_train<const D: usize>(
     if !accepts("batch_norm_train", fit, tracked, Some(&gamma)) {
         assert!(
             member.is_none(),
-            "a batch norm of replicas is synchronized only if its input and its parameters have one dtype and device"
+            "a batch norm of replicas is synchronized only if its input is not empty, and of the dtype and on the device of its parameters"
         );
         return module::batch_norm_train(x, gamma, beta, epsilon);
     }

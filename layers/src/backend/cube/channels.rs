@@ -315,6 +315,11 @@ pub(crate) fn sums(
 
 /// The sums over all parts, `[parts, 2, channels]`.
 fn merge(parts: CubeTensor, dtype: DType) -> TwoSums {
+    debug_assert_eq!(
+        wide(dtype),
+        parts.dtype,
+        "the kernel reads parts in the type that sums of its output are made in"
+    );
     let channels = parts.shape()[2];
     let [a, b] = [(); 2].map(|()| empty(&parts, Shape::new([channels]), dtype));
     let wide = empty(&parts, Shape::new([2, channels]), parts.dtype);

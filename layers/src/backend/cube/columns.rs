@@ -335,7 +335,8 @@ fn merged_moments<W: Float, N: Size>(
     let count = Vector::<W, N>::new(of_unit.count);
     let sums = sum_over_column::<W, N>(Sums::<W, N> { a: of_unit.mean * count, b: zero }, slot, cubes);
     let mean = of_channels::<W, N>(sums.a, near) / Vector::new(total);
-    let distance = of_unit.mean - mean;
+    // A unit without elements has no mean, and the square of a large distance is no number times zero.
+    let distance = select(of_unit.count == W::new(0.0), zero, of_unit.mean - mean);
     let squares = of_unit.squares + distance * distance * count;
     let sums = sum_over_column::<W, N>(Sums::<W, N> { a: squares, b: zero }, slot, cubes);
     Sums::<W, N> { a: mean, b: of_channels::<W, N>(sums.a, near) }

@@ -16,9 +16,9 @@ use crate::backend::wide;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Run, Tracking, extension, given,
 };
-use burn::backend::{Backend, TensorMetadata, read_sync, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, ops::FloatTensorOps, read_sync, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, TensorData};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc::RecvTimeoutError};
 
 extension! {
     /// Batch normalization of a part of a batch.
@@ -31,9 +31,14 @@ extension! {
             epsilon: f64,
             member: Member,
         ) -> BatchNormTrain<Self> {
+            let gamma_dtype = gamma.dtype();
             let [of_x, of_gamma, of_beta] = [&x, &gamma, &beta].map(Self::primitive);
             let operation = normalized::<<Self as Run>::Plain>(of_x, of_gamma, of_beta, epsilon, member);
+            // As without replicas, in the dtype of the parameters.
+            let dtype = gamma_dtype.into();
             let Statistics { mean, variance, .. } = operation.statistics.clone();
+            let [mean, variance] =
+                [mean, variance].map(|of| <<Self as Run>::Plain>::float_cast(of, dtype));
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
                 mean: Self::untracked(mean),
@@ -130,7 +135,8 @@ fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2], member: &Member) -> Vec<f64
             std::thread::spawn(move || sender.send(read::<B>(tensor)));
             match receiver.recv_timeout(member.timeout()) {
                 Ok(data) => data,
-                Err(_) => member.times_out(),
+                Err(RecvTimeoutError::Timeout) => member.times_out(),
+                Err(RecvTimeoutError::Disconnected) => Err("the thread that read them failed".into()),
             }
         }
     };
@@ -231,7 +237,7 @@ mod tests {
     use super::*;
     use crate::backend::testing::{Composed, assert_close, composed, random};
     use crate::graph::Exchange;
-    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::backend::Flex;
     use burn::tensor::FloatDType;
     use core::time::Duration;
 

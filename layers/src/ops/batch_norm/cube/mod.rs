@@ -282,7 +282,9 @@ impl BatchNormCube for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
-        let of_channels = gradient_sums(&x.like(dy), &x, &mean, &variance, epsilon);
+        // Rounded once, if at all.
+        let of_sums = if wide(dtype) == wide(x.tensor.dtype) { dtype } else { x.tensor.dtype };
+        let of_channels = gradient_sums(&x.like(dy), &x, &mean, &variance, epsilon, of_sums);
         (cast(of_channels.b, dtype), cast(of_channels.a, dtype))
     }
 }
@@ -292,17 +294,18 @@ fn per_channel(parameter: CubeTensor, x: &CubeTensor) -> CubeTensor {
     into_contiguous(cast(parameter, x.dtype))
 }
 
-/// The sums of `dy`, and of its products with the normalized `x`.
+/// The sums of `dy`, and of its products with the normalized `x`, in a dtype whose sums are made in the type of those of `dy`.
 fn gradient_sums(
     dy: &ByChannels,
     x: &ByChannels,
     mean: &CubeTensor,
     variance: &CubeTensor,
     epsilon: f64,
+    dtype: DType,
 ) -> TwoSums {
     let by = NormalizedBy::Variance { epsilon };
     let normalized = Normalized { x, mean: mean.clone(), spread: variance.clone(), by };
-    sums(dy, Some(normalized), None, dy.tensor.dtype)
+    sums(dy, Some(normalized), None, dtype)
 }
 
 /// The grid of an elementwise kernel over tensors of one shape and order, and the size of its vectors. `None` without elements.
