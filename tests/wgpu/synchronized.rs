@@ -16,7 +16,11 @@ struct Cast(DType);
 
 impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.detach().cast(self.0).require_grad())
+        let is_trained = param.is_require_grad();
+        param.map(|value| {
+            let value = value.detach().cast(self.0);
+            if is_trained { value.require_grad() } else { value }
+        })
     }
 }
 
