@@ -2,8 +2,9 @@
 //! error; then parameters are loaded or made lazy.
 use super::cache::{Cache, CachedWeight, Settings};
 use super::report::ReportedParameter;
-use super::source::{Entry, into_bytes};
+use super::source::Entry;
 use super::targets::{ElementKind, Target, Targets};
+use super::words::into_bytes;
 use super::{LazyError, LazyOptions, LazyReport, WeightFile};
 use crate::lazy_paths::lazy_paths;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Parameter, Reparameterizer};

@@ -59,6 +59,7 @@ mod row_order;
 mod source;
 mod targets;
 mod tensors;
+mod words;
 
 pub use cache::{LazyCache, Progress, Statistics};
 pub use check::{MatchedParameter, MissingParameter, WeightCheck};

@@ -1,6 +1,6 @@
 //! Files that stay open, and ranges of them: read, mapped, and checked for changes.
 use super::LazyError;
-use super::source::{into_bytes, words_for};
+use super::words::{into_bytes, words_for};
 use crate::platform::files;
 use burn::tensor::Bytes;
 use memmap2::Mmap;

@@ -2,8 +2,9 @@
 use super::names::Replacement;
 use super::open_file::Span;
 use super::packed::Packing;
-use super::source::{Entry, Origin, into_bytes, words_for};
+use super::source::{Entry, Origin};
 use super::tensors::Tensors;
+use super::words::{into_bytes, words_for};
 use super::{LazyError, WeightFile};
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_store::burn_pack;

@@ -2,9 +2,10 @@
 //! written.
 use super::load::find_fitting;
 use super::quantized;
-use super::source::{Entry, Origin, into_bytes, words_for};
+use super::source::{Entry, Origin};
 use super::targets::Targets;
 use super::tensors::{Tensors, Unreadable};
+use super::words::{into_bytes, words_for};
 use super::{LazyError, WeightFile};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Int, Tensor};

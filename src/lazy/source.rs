@@ -1,7 +1,8 @@
 //! Where the bytes of a tensor are in a file, and how they are read: checked for changes of the file, converted and dequantized.
 use super::open_file::{Mapped, Span};
+use super::words::{into_bytes, words_for};
 use super::{LazyError, quantized};
-use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
+use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_memsave_layers::frozen::PackedElements;
 use burn_store::{bridge::data_len, burn_pack};
 use std::any::Any;
@@ -15,33 +16,6 @@ use std::sync::Arc;
 pub(super) fn countable(shape: &[usize]) -> Option<usize> {
     let elements = shape.iter().try_fold(1usize, |count, axis| count.checked_mul(*axis))?;
     elements.checked_mul(size_of::<f64>()).map(|_| elements)
-}
-
-/// Memory for `len` bytes that is aligned for every dtype. (Burn copies a vector of bytes that is not.)
-pub(super) fn words_for(len: usize) -> Vec<u64> {
-    vec![0; len.div_ceil(size_of::<u64>())]
-}
-
-/// The first `len` bytes of words, without a copy.
-pub(super) fn into_bytes(words: Vec<u64>, len: usize) -> Bytes {
-    match size_of_val(&words[..]) == len {
-        true => Bytes::from_elems(words),
-        false => {
-            Bytes::from_shared(bytes::Bytes::from_owner(Words { words, len }), AllocationProperty::Other)
-        }
-    }
-}
-
-/// The first `len` bytes of words.
-pub(super) struct Words {
-    pub words: Vec<u64>,
-    pub len: usize,
-}
-
-impl AsRef<[u8]> for Words {
-    fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
-    }
 }
 
 /// A tensor of a file.

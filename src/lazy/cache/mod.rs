@@ -18,7 +18,8 @@ pub use handle::LazyCache;
 pub use statistics::{Progress, Statistics};
 
 use super::LazyError;
-use super::source::{Entry, Words, words_for};
+use super::source::Entry;
+use super::words::{Words, words_for};
 use burn::tensor::DType;
 use burn_memsave_layers::frozen::{DeviceBudget, Resident};
 use order::Expected;

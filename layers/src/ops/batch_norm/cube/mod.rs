@@ -242,7 +242,7 @@ impl BatchNormCube for CubeBackend {
         let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
         let dy = x.like(dy);
-        let of_channels = gradient_sums(&dy, &x, &mean, &variance, epsilon);
+        let of_channels = gradient_sums(&dy, &x, &mean, &variance, epsilon, dy.tensor.dtype);
         let (dgamma, dbeta) = (cast(of_channels.b, dtype), cast(of_channels.a, dtype));
         let dx = dy.output();
         if let Some((grid, size)) = grid_of_vectors(&[&dy, &x]) {
