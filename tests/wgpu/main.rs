@@ -22,6 +22,7 @@ mod operations;
 mod optim;
 mod plan;
 mod saved;
+mod synchronized;
 #[path = "../table/mod.rs"]
 mod table;
 mod table_walk;
