@@ -68,26 +68,26 @@
 //! # What it saves
 //!
 //! All weights beyond the budget stay in the file. `cargo bench -p burn-memsave-models --bench generate` generates with a Llama of
-//! 1626 MiB in bf16 (16 blocks, width 2048, batch 1), whose files are in the page cache, on two cores:
+//! 1626 MiB in bf16 (16 blocks, width 2048, batch 1), whose files are in the page cache, on two cores of an Intel Xeon with AVX-512:
 //!
 //! | weights in memory | tokens/s | heap peak (MiB) | read per token (MiB) |
 //! | --- | --- | --- | --- |
-//! | all, read when the model is loaded | 7.4 | 1633 | 0 |
+//! | all, read when the model is loaded | 7.1 | 1633 | 0 |
 //! | all that were used | 8.2 | 1629 | 0 |
-//! | half | 4.0 | 816 | 827 |
-//! | a quarter | 3.2 | 409 | 1333 |
-//! | a quarter, mapped | 7.8 | 3 (and the page cache) | 1138 |
-//! | `transformers`, all | 12.4 | | |
-//! | `transformers` with `disk_offload` | 3.1 | | |
+//! | half | 3.1 | 816 | 827 |
+//! | a quarter | 3.0 | 409 | 1337 |
+//! | a quarter, mapped | 7.4 | 3 (and the page cache) | 1138 |
+//! | `transformers`, all | 7.7 | | |
+//! | `transformers` with `disk_offload` | 1.9 | | |
 //!
 //! Models of the same size in GGUF, with no budget. The products of `llama.cpp` round activations to 8 bits; ours are exact.
 //!
 //! | format | copied (tokens/s) | mapped | `llama.cpp` |
 //! | --- | --- | --- | --- |
-//! | Q8_0 | 3.7 | 7.2 | 14.5 |
-//! | Q6_K | 2.9 | 6.1 | 18.6 |
-//! | Q4_K | 3.5 | 5.9 | 22.1 |
-//! | Q4_0 | 4.4 | 7.6 | 22.7 |
+//! | Q8_0 | 4.2 | 5.8 | 11.9 |
+//! | Q6_K | 5.0 | 6.9 | 15.5 |
+//! | Q4_K | 4.8 | 7.2 | 22.1 |
+//! | Q4_0 | 5.8 | 8.1 | 21.9 |
 //!
 //! `ulimit -v 2097152` (2 GiB) is enough for a model of 24.2 GB in f32 with `--budget 1GiB`, whose heap peaks at 1010 MiB.
 //!
