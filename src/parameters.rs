@@ -26,6 +26,10 @@ pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
             let is_trainable = param.is_initialized() && param.is_require_grad();
             if self.seen.insert((param.id, is_trainable)) {
                 self.visitor.visit(param, self.path.names());
+                // A visit may have initialized it, at its other places, too.
+                if param.is_initialized() {
+                    self.seen.insert((param.id, param.is_require_grad()));
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
 //! [`estimate_replicas`]: the bytes that replicas need on each device, and send in a step.
-use super::frozen::{Weights, owned_weights};
+use super::frozen::{Weights, owned_weights, sharings};
 use super::owners::Owners;
 use super::{ParallelError, ReplicaOptions, Traffic, divide, in_training};
 use crate::lazy_paths::lazy_paths;
@@ -7,9 +7,7 @@ use crate::parameters::{EachOnce, each_once};
 use crate::plan::{OptimizerState, float_bytes};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::frozen::Sharing;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// Bytes on one device of [`Replicas`](super::Replicas), without what a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,19 +101,15 @@ pub fn estimate_replicas<M: Module>(
 
     // Weights that are on their owners already, or will be.
     let lazy = lazy_paths(module);
-    let mut sharing: Vec<Arc<Sharing>> = vec![];
-    for weight in owned_weights(module, &lazy) {
-        let Some(weight) = weight.on_device() else { continue };
+    let owned = owned_weights(module, &lazy);
+    for weight in owned.iter().filter_map(|weight| weight.on_device()) {
         let owner = devices.iter().position(|device| device == weight.device());
         if let Some(owner) = owner {
             each[owner].frozen += weight.bytes();
         }
         sent_frozen += sent_by(owner, weight.bytes());
-        if !sharing.iter().any(|known| Arc::ptr_eq(known, weight.sharing())) {
-            sharing.push(weight.sharing().clone());
-        }
     }
-    let budget: u64 = sharing.iter().map(|sharing| sharing.budget()).sum();
+    let budget: u64 = sharings(&owned).iter().map(|sharing| sharing.budget()).sum();
     each.iter_mut().for_each(|device| device.budget = budget);
     let mut moved = 0;
     if let Some(frozen) = &options.frozen {
@@ -177,10 +171,6 @@ impl EachOnce for Parameters<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]) {
         let (dtype, elements) = (param.base().dtype(), param.lazy_shape().num_elements() as u64);
         if param.is_require_grad() {
-            // One that was not initialized before this visit is visited at every place.
-            if self.trained.iter().any(|(id, ..)| *id == param.id) {
-                return;
-            }
             let (bytes, state) =
                 (elements * dtype.size() as u64, self.optimizer.bytes(elements, dtype.size() as u64));
             self.trained.push((param.id, bytes, state));

@@ -245,6 +245,17 @@ pub(super) fn owned_weights(module: &impl Module, lazy: &BTreeSet<String>) -> Ve
     owned.found
 }
 
+/// What these weights share, each once.
+pub(super) fn sharings(weights: &[Arc<dyn FrozenWeight>]) -> Vec<&Arc<Sharing>> {
+    let mut sharings: Vec<&Arc<Sharing>> = vec![];
+    for weight in weights.iter().filter_map(|weight| weight.on_device()) {
+        if !sharings.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
+            sharings.push(weight.sharing());
+        }
+    }
+    sharings
+}
+
 /// Has the placeholders of lazy parameters made on the device that they are moved to next.
 pub(super) struct Unplaced<'a> {
     pub path: VisitPath,

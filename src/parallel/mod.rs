@@ -90,7 +90,7 @@ pub use traffic::Traffic;
 use crate::gradient_steps::{Enter, leave};
 use crate::lazy_paths::lazy_paths;
 use crate::optim::InBackwardError;
-use crate::parameters::{RunningStatistic, each_once, running_in_training, running_statistics, tied};
+use crate::parameters::{each_once, running_in_training, running_statistics, tied};
 use crate::plan::{PartWeight, PartsError, all_tied, checked_weight, may_be_taken_in_parts};
 use crate::strategy::WithStrategy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -98,10 +98,10 @@ use burn::backend::DispatchDevice;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::frozen::{FrozenWeight, Sharing};
+use burn_memsave_layers::frozen::FrozenWeight;
 use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;
-use frozen::{Unplaced, owned_weights};
+use frozen::{Unplaced, owned_weights, sharings};
 use gradients::{Collected, Sums, sum};
 use owners::Owners;
 use std::collections::HashSet;
@@ -126,7 +126,7 @@ pub struct Replicas<M> {
     /// All running statistics.
     running: HashSet<ParamId>,
     /// Those in training, if batch norms are synchronized.
-    synchronized: Option<Vec<RunningStatistic>>,
+    synchronized: Option<HashSet<ParamId>>,
     timeout: Option<Duration>,
     gradients_sent: Sent,
     values_sent: Sent,
@@ -204,7 +204,8 @@ impl<M: Module> Replicas<M> {
         };
         let modules = devices.iter().map(replica).collect();
         let owners = options.optimizer.then(|| Owners::of_module(module, devices.len()));
-        let synchronized = options.synchronized.then(|| running_in_training(module));
+        let in_training = || running_in_training(module).into_iter().map(|statistic| statistic.id).collect();
+        let synchronized = options.synchronized.then(in_training);
         let (gradients_sent, values_sent) = Default::default();
         let (timeout, running) = (options.timeout, running_statistics(module));
         let frozen_sent_before = frozen_sent(&frozen);
@@ -295,13 +296,10 @@ impl<M: Module> Replicas<M> {
         // Every device gets all of its work before anything is moved.
         let (mut losses, mut gradients) = (vec![], vec![]);
         for (index, part, share) in parts {
-            let module = &self.modules[index];
-            let loss = loss(module, part).mul_scalar(share);
-            if !loss.is_tracked() {
-                return Err(ParallelError::Loss { part: index, error: InBackwardError::Untracked });
-            }
-            gradients.push(GradientsParams::from_grads(loss.backward(), module));
-            losses.push(loss.inner());
+            let given = passes(&self.modules[index], part, share, &loss);
+            let (loss, of_part) = given.map_err(|error| ParallelError::Loss { part: index, error })?;
+            losses.push(loss);
+            gradients.push(of_part);
         }
         Ok((self.sum_of_losses(losses), self.sum_on_first(gradients)))
     }
@@ -321,13 +319,12 @@ impl<M: Module> Replicas<M> {
             Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone());
         let mut all = vec![];
         for (index, part, share) in parts {
-            let mut enter = Enter::new(updates.clone(), entered);
-            let module = self.modules[index].clone().map(&mut enter);
+            let enter = Enter::new(updates.clone(), entered);
+            let loss = |module: &M| loss(module, part).mul_scalar(share);
+            let (module, enter, loss) =
+                forward_entered(self.modules[index].clone(), enter, &self.devices[index], loss)
+                    .map_err(|error| ParallelError::Loss { part: index, error })?;
             entered += enter.places.len();
-            let loss = on_device(loss(&module, part).mul_scalar(share), &self.devices[index]);
-            if let Some(error) = refusal(&loss) {
-                return Err(ParallelError::Loss { part: index, error });
-            }
             all.push((index, module, enter, loss));
         }
         // Only now: a graph that parameters have left, and whose backward pass does not run, would stay in memory.
@@ -465,13 +462,35 @@ fn in_training<M: Module>(module: &M) -> M {
 
 /// What was sent of frozen weights that are on one device each.
 fn frozen_sent(weights: &[Arc<dyn FrozenWeight>]) -> u64 {
-    let mut sharing: Vec<&Arc<Sharing>> = vec![];
-    for weight in weights.iter().filter_map(|weight| weight.on_device()) {
-        if !sharing.iter().any(|other| Arc::ptr_eq(other, weight.sharing())) {
-            sharing.push(weight.sharing());
-        }
+    sharings(weights).iter().map(|sharing| sharing.sent()).sum()
+}
+
+/// What a replica gives: its share of the loss, and its gradients, unless they were sent in the backward pass.
+type Given = Result<(Tensor<1>, GradientsParams), InBackwardError>;
+
+/// The forward and the backward pass of a part.
+fn passes<M: Module, T>(module: &M, part: T, share: f64, loss: &impl Fn(&M, T) -> Tensor<1>) -> Given {
+    let loss = loss(module, part).mul_scalar(share);
+    if !loss.is_tracked() {
+        return Err(InBackwardError::Untracked);
     }
-    sharing.iter().map(|sharing| sharing.sent()).sum()
+    let gradients = GradientsParams::from_grads(loss.backward(), module);
+    Ok((loss.inner(), gradients))
+}
+
+/// The forward pass with parameters that enter: the module, what entered, and the loss, on the device.
+fn forward_entered<M: Module>(
+    module: M,
+    mut enter: Enter,
+    device: &Device,
+    loss: impl FnOnce(&M) -> Tensor<1>,
+) -> Result<(M, Enter, Tensor<1>), InBackwardError> {
+    let module = module.map(&mut enter);
+    let loss = on_device(loss(&module), device);
+    match refusal(&loss) {
+        Some(error) => Err(error),
+        None => Ok((module, enter, loss)),
+    }
 }
 
 /// Why the gradients of a loss cannot be sent in the backward pass.

@@ -1,13 +1,11 @@
 //! Steps in which replicas compute at the same time, on threads of their own, so that a batch norm can have the statistics of the whole
 //! batch: each thread waits in a batch norm until all have come to it.
 use super::gradients::{Collected, OfReplica};
-use super::{ParallelError, Replicas, on_device, refusal};
+use super::{Given, ParallelError, Replicas, forward_entered, passes};
 use crate::gradient_steps::{Enter, leave};
-use crate::optim::InBackwardError;
-use crate::parameters::RunningStatistic;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::{BTreeMap, HashSet};
@@ -18,9 +16,6 @@ use std::time::Duration;
 /// How long replicas wait for each other by default.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a replica gives: its share of the loss, and its gradients, unless they were sent in the backward pass.
-type Given = Result<(Tensor<1>, GradientsParams), InBackwardError>;
-
 /// The replica of a part, the part, and its share of the loss.
 type Part<T> = (usize, T, f64);
 
@@ -28,7 +23,7 @@ impl<M: Module> Replicas<M> {
     /// The loss and the gradients, as [`backward`](Self::backward) gives them. `running` are the running statistics in training.
     pub(super) fn backward_at_once<T: Send>(
         &self,
-        running: &[RunningStatistic],
+        running: &HashSet<ParamId>,
         parts: Vec<Part<T>>,
         loss: impl Fn(&M, T) -> Tensor<1> + Sync,
     ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
@@ -72,10 +67,10 @@ impl<M: Module> Replicas<M> {
                 let member = members[number].clone();
                 let run = move || {
                     member.run(|| match collected {
-                        None => passes(module, part, share, loss),
+                        None => passes(&module, part, share, loss),
                         Some(collected) => {
-                            let loss = |module: &M, part| on_device(loss(module, part), &device);
-                            passes_to_owners(module, part, share, &loss, collected)
+                            let loss = |module: &M| loss(module, part).mul_scalar(share);
+                            passes_to_owners(module, &device, loss, collected)
                         }
                     })
                 };
@@ -124,13 +119,12 @@ impl<M: Module> Replicas<M> {
     }
 
     /// Gives the replicas that had no part the running statistics of one that had.
-    fn copy_running_statistics(&self, running: &[RunningStatistic], replicas: &[usize]) {
+    fn copy_running_statistics(&self, running: &HashSet<ParamId>, replicas: &[usize]) {
         let idle = || (0..self.modules.len()).filter(|index| !replicas.contains(index));
         if running.is_empty() || idle().next().is_none() {
             return;
         }
-        let all = running.iter().map(|statistic| statistic.id).collect();
-        let values = values(&self.modules[replicas[0]], &all);
+        let values = values(&self.modules[replicas[0]], running);
         for index in idle() {
             // A module shares its running statistics with its clones.
             drop(self.modules[index].clone().map(&mut Give { path: VisitPath::default(), values: &values }));
@@ -140,7 +134,7 @@ impl<M: Module> Replicas<M> {
     /// Checks that no running statistics changed but those of batch norms that were synchronized.
     fn all_are_synchronized(
         &self,
-        running: &[RunningStatistic],
+        running: &HashSet<ParamId>,
         members: &[Member],
         replicas: &[usize],
     ) -> Result<(), ParallelError> {
@@ -149,9 +143,8 @@ impl<M: Module> Replicas<M> {
         if let Some(other) = updated.iter().position(|of| *of != updated[0]) {
             return Err(ParallelError::Differ { index: replicas[other], others: vec![replicas[0]] });
         }
-        let is_unused = |id: &ParamId| !updated[0].contains(id);
         let unused: HashSet<ParamId> =
-            running.iter().map(|statistic| statistic.id).filter(is_unused).collect();
+            running.iter().filter(|id| !updated[0].contains(id)).copied().collect();
         if unused.is_empty() {
             return Ok(());
         }
@@ -188,31 +181,15 @@ impl ModuleMapper for Give<'_> {
     }
 }
 
-/// The forward and the backward pass of a part.
-fn passes<M: Module, T>(module: M, part: T, share: f64, loss: &impl Fn(&M, T) -> Tensor<1>) -> Given {
-    let loss = loss(&module, part).mul_scalar(share);
-    if !loss.is_tracked() {
-        return Err(InBackwardError::Untracked);
-    }
-    let gradients = GradientsParams::from_grads(loss.backward(), &module);
-    Ok((loss.inner(), gradients))
-}
-
-/// The same, with gradients that go to their owners as soon as they are complete.
-fn passes_to_owners<M: Module, T>(
+/// [`passes`], with gradients that go to their owners as soon as they are complete.
+fn passes_to_owners<M: Module>(
     module: M,
-    part: T,
-    share: f64,
-    loss: &impl Fn(&M, T) -> Tensor<1>,
+    device: &Device,
+    loss: impl FnOnce(&M) -> Tensor<1>,
     collected: Arc<OfReplica>,
 ) -> Given {
     let updates = Updates::default();
-    let mut enter = Enter::new(updates.clone(), 0);
-    let module = module.map(&mut enter);
-    let loss = loss(&module, part).mul_scalar(share);
-    if let Some(error) = refusal(&loss) {
-        return Err(error);
-    }
+    let (module, enter, loss) = forward_entered(module, Enter::new(updates.clone(), 0), device, loss)?;
     let value = loss.clone().inner();
     let (_, loss) = leave(module, enter, loss, collected);
     drop(updates.during(|| loss.backward()));

@@ -52,7 +52,14 @@ impl Waiting {
         let Self::Elsewhere(receiver) = self else { return Some(device.sync()) };
         let left =
             deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-        receiver.recv_timeout(left).ok()
+        match receiver.recv_timeout(left) {
+            Ok(result) => Some(result),
+            Err(mpsc::RecvTimeoutError::Timeout) => None,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                let reason = "the thread that waited for the device failed".into();
+                Some(Err(ExecutionError::WithContext { reason }))
+            }
+        }
     }
 }
 
@@ -77,6 +84,9 @@ mod tests {
         let deadline = Instant::now().checked_add(Duration::from_millis(20));
         assert!(Waiting::Elsewhere(receiver).result(&device, deadline).is_none());
         drop(sender);
+        let (sender, receiver) = mpsc::channel();
+        drop(sender); // as a thread that panicked
+        assert!(matches!(Waiting::Elsewhere(receiver).result(&device, deadline), Some(Err(_))));
         assert!(wait_for(&[&device, &device], Some(Duration::from_secs(1))).is_ok());
     }
 }

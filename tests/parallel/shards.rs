@@ -630,3 +630,15 @@ fn strategies_of_a_divided_optimizer_are_equal() {
     assert!(matches!(refused, ParallelError::Strategy { index: 1 }), "{refused}");
     assert!(Replicas::new(&model, devices()).is_ok());
 }
+
+/// The estimate is what initializes them.
+#[test]
+fn tied_parameters_that_are_not_initialized_count_once() {
+    let first = LinearConfig::new(4, 4).init(&device());
+    let pair = Pair { first: first.clone(), second: first };
+    let options = sharded();
+    let needed = estimate_replicas(&pair, &mixed(2), &options, OptimizerState::One).expect("an estimate");
+    let bytes = (4 * 4 + 4) * 4;
+    assert!(needed.devices.iter().all(|device| device.trained == bytes));
+    assert_eq!(needed.devices.iter().map(|device| device.optimizer).sum::<u64>(), bytes);
+}

@@ -40,79 +40,93 @@ pub(super) fn product<E: CpuElement<Acc = f32>>(
     work: usize,
 ) -> Vec<E> {
     let mut result = Vec::with_capacity(len);
-    let target = Parts(result.as_mut_ptr());
     if len == 0 {
         return result;
     }
+    let (product, target) = (Product { a, rows, b, bias }, Parts(result.as_mut_ptr()));
     if b.strides[0] == 1 {
-        by_columns(a, rows, b, bias, work, &target);
+        product.by_columns(work, &target);
     } else {
-        by_rows(a, rows, b, bias, work, &target);
+        product.by_rows(work, &target);
     }
     // SAFETY: both write all columns of all rows.
     unsafe { result.set_len(len) };
     result
 }
 
-/// The product if columns of the right factor lie in order.
-fn by_columns<E: CpuElement<Acc = f32>>(
-    a: &[f32],
+/// `a b + bias`
+#[derive(Clone, Copy)]
+struct Product<'a, E> {
+    /// The left factor, in row-major order.
+    a: &'a [f32],
     rows: usize,
-    b: Matrix<'_, E>,
-    bias: Option<&[E]>,
-    work: usize,
-    result: &Parts<E>,
-) {
-    let columns = b.columns();
-    let size = columns.div_ceil(4 * parallel::threads()).next_multiple_of(MULTIPLE);
-    parallel::each(ranges(columns, size).collect(), work, |columns| {
-        vectorized(Lines { a, rows, b, bias, columns, result });
-    });
+    b: Matrix<'a, E>,
+    bias: Option<&'a [E]>,
 }
 
-/// The product if rows of the right factor lie in order. A job adds rows of some columns, few enough that all threads have work, and enough that
-/// what it reads of a row is long. Where no number is both, a job adds only a part of the rows; its sums are added to those of other
-/// jobs at the end.
-fn by_rows<E: CpuElement<Acc = f32>>(
-    a: &[f32],
-    rows: usize,
-    b: Matrix<'_, E>,
-    bias: Option<&[E]>,
-    work: usize,
-    result: &Parts<E>,
-) {
-    let [depth, columns] = b.size;
-    let parts: Vec<_> = ranges(depth, depth.div_ceil(DEPTH_PARTS).next_multiple_of(LINE).max(LINE)).collect();
-    let strips = |across: usize, least: usize| {
-        let strips = ranges(columns, columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(least, STRIP));
-        strips.collect::<Vec<_>>()
-    };
-    let jobs = 2 * parallel::threads();
-    let of_all = strips(jobs, if parts.len() > 1 { SHORT } else { SHORTEST });
-    if of_all.len() >= jobs || parts.len() <= 1 {
-        parallel::each(of_all, work, |columns| {
-            vectorized(Strip { a, rows, b, bias, parts: &parts, columns, result });
+impl<E: CpuElement<Acc = f32>> Product<'_, E> {
+    /// The product if columns of the right factor lie in order.
+    fn by_columns(self, work: usize, result: &Parts<E>) {
+        let columns = self.b.columns();
+        let size = columns.div_ceil(4 * parallel::threads()).next_multiple_of(MULTIPLE);
+        parallel::each(ranges(columns, size).collect(), work, |columns| {
+            vectorized(Lines { of: self, columns, result });
         });
-        return;
     }
-    let strips = strips(jobs.div_ceil(parts.len()), SHORTEST);
-    // `[parts, rows, columns]`
-    let mut sums = vec![0.0f32; parts.len() * rows * columns];
-    let target = Parts(sums.as_mut_ptr());
-    let jobs = strips.iter().flat_map(|columns| (0..parts.len()).map(move |part| (part, columns.clone())));
-    parallel::each(jobs.collect(), work, |(part, columns)| {
-        let (summands, target) = (parts[part].clone(), &target);
-        let sums = vectorized(AddRows { a, rows, b, summands, columns: columns.clone() });
-        for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
-            // SAFETY: these columns of a row of this part are this job's.
-            let target = unsafe { target.0.add((part * rows + row) * b.columns() + columns.start) };
-            // SAFETY: as before.
-            unsafe { slice::from_raw_parts_mut(target, sums.len()) }.copy_from_slice(sums);
+
+    /// The product if rows of the right factor lie in order. A job adds rows of some columns, few enough that all threads have work, and
+    /// enough that what it reads of a row is long. Where no number is both, a job adds only a part of the rows; its sums are added to those
+    /// of other jobs at the end.
+    fn by_rows(self, work: usize, result: &Parts<E>) {
+        let (columns, parts) = (self.b.columns(), self.parts().collect::<Vec<_>>());
+        let strips = |across: usize, least: usize| {
+            let size = columns.div_ceil(across).next_multiple_of(SHORTEST).clamp(least, STRIP);
+            ranges(columns, size).collect::<Vec<_>>()
+        };
+        let jobs = 2 * parallel::threads();
+        let of_all = strips(jobs, if parts.len() > 1 { SHORT } else { SHORTEST });
+        if of_all.len() >= jobs || parts.len() <= 1 {
+            return parallel::each(of_all, work, |columns| {
+                vectorized(Strip { of: self, columns, result });
+            });
         }
-    });
-    parallel::each(strips, sums.len(), |columns| {
-        vectorized(AddParts { sums: &sums, rows, b, bias, columns, result });
-    });
+        let strips = strips(jobs.div_ceil(parts.len()), SHORTEST);
+        // `[parts, rows, columns]`
+        let mut sums = vec![0.0f32; parts.len() * self.rows * columns];
+        let target = Parts(sums.as_mut_ptr());
+        let jobs = strips.iter().flat_map(|strip| (0..parts.len()).map(move |part| (part, strip.clone())));
+        parallel::each(jobs.collect(), work, |(part, strip)| {
+            let (summands, target) = (parts[part].clone(), &target);
+            let sums = vectorized(AddRows { of: self, summands, columns: strip.clone() });
+            for (row, sums) in sums.chunks_exact(strip.len()).enumerate() {
+                // SAFETY: these columns of a row of this part are this job's.
+                let target = unsafe { target.0.add((part * self.rows + row) * columns + strip.start) };
+                // SAFETY: as before.
+                unsafe { slice::from_raw_parts_mut(target, sums.len()) }.copy_from_slice(sums);
+            }
+        });
+        parallel::each(strips, sums.len(), |columns| {
+            vectorized(AddParts { of: self, sums: &sums, columns, result });
+        });
+    }
+
+    /// The parts of rows of the right factor.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let depth = self.b.rows();
+        ranges(depth, depth.div_ceil(DEPTH_PARTS).next_multiple_of(LINE).max(LINE))
+    }
+
+    /// Writes some columns of a result: sums `[rows, columns]`, and the bias.
+    #[inline(always)]
+    fn write(&self, sums: &[f32], columns: Range<usize>, result: &Parts<E>) {
+        let bias = self.bias.map(|bias| &bias[columns.clone()]);
+        for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+            // SAFETY: these columns of a row are those of one job, and there is room for them.
+            let result = unsafe { result.0.add(row * self.b.columns() + columns.start).cast() };
+            // SAFETY: as before; elements that may be uninitialized.
+            round(sums, bias, unsafe { slice::from_raw_parts_mut(result, columns.len()) });
+        }
+    }
 }
 
 /// Sums, with the bias, in the dtype of the result.
@@ -149,11 +163,7 @@ fn prefetch<E>(values: &[E], first: usize, count: usize) {
 
 /// Some columns of a result. A column of the right factor lies in order: every sum is a scalar product.
 struct Lines<'a, E> {
-    /// The left factor, in row-major order.
-    a: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
-    bias: Option<&'a [E]>,
+    of: Product<'a, E>,
     columns: Range<usize>,
     result: &'a Parts<E>,
 }
@@ -163,23 +173,24 @@ impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let [depth, pitch] = self.b.size;
+        let Self { of: Product { a, rows, b, bias }, columns, result } = self;
+        let [depth, pitch] = b.size;
         let mut line = [const { MaybeUninit::<f32>::uninit() }; LINE];
-        for column in self.columns.clone() {
-            let values = &self.b.values[column * self.b.strides[1]..][..depth];
+        for column in columns {
+            let values = &b.values[column * b.strides[1]..][..depth];
             let mut sums = [0.0; FEW_ROWS];
-            let next = self.b.values.get((column + 1) * self.b.strides[1]..).unwrap_or_default();
+            let next = b.values.get((column + 1) * b.strides[1]..).unwrap_or_default();
             for (index, values) in values.chunks(LINE).enumerate() {
                 prefetch(next, index * LINE, values.len());
                 let wide = widen_into(values, &mut line[..values.len()]);
-                for (row, sum) in sums[..self.rows].iter_mut().enumerate() {
-                    *sum += dot(&self.a[row * depth + index * LINE..][..wide.len()], wide);
+                for (row, sum) in sums[..rows].iter_mut().enumerate() {
+                    *sum += dot(&a[row * depth + index * LINE..][..wide.len()], wide);
                 }
             }
-            let bias = self.bias.map_or(0.0, |bias| bias[column].widen());
-            for (row, sum) in sums[..self.rows].iter().enumerate() {
+            let bias = bias.map_or(0.0, |bias| bias[column].widen());
+            for (row, sum) in sums[..rows].iter().enumerate() {
                 // SAFETY: a column of the result that is this job's.
-                unsafe { self.result.0.add(row * pitch + column).write(E::narrow(sum + bias)) };
+                unsafe { result.0.add(row * pitch + column).write(E::narrow(sum + bias)) };
             }
         }
     }
@@ -187,13 +198,7 @@ impl<E: CpuElement<Acc = f32>> Job for Lines<'_, E> {
 
 /// Some columns of a result, from all rows of the right factor.
 struct Strip<'a, E> {
-    /// The left factor, in row-major order.
-    a: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
-    bias: Option<&'a [E]>,
-    /// The parts of rows of the right factor.
-    parts: &'a [Range<usize>],
+    of: Product<'a, E>,
     columns: Range<usize>,
     result: &'a Parts<E>,
 }
@@ -203,22 +208,19 @@ impl<E: CpuElement<Acc = f32>> Job for Strip<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { a, rows, b, bias, parts, columns, result } = self;
-        let mut total = vec![0.0; rows * columns.len()];
-        for summands in parts.iter().cloned() {
-            let sums = AddRows { a, rows, b, summands, columns: columns.clone() }.run();
+        let Self { of, columns, result } = self;
+        let mut total = vec![0.0; of.rows * columns.len()];
+        for summands in of.parts() {
+            let sums = AddRows { of, summands, columns: columns.clone() }.run();
             add(&mut total, &sums);
         }
-        write(&total, b, bias, columns, result);
+        of.write(&total, columns, result);
     }
 }
 
 /// Adds rows of the right factor, each times an element of the left one: `[rows, columns]`.
 struct AddRows<'a, E> {
-    /// The left factor, in row-major order.
-    a: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
+    of: Product<'a, E>,
     summands: Range<usize>,
     columns: Range<usize>,
 }
@@ -228,7 +230,7 @@ impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
 
     #[inline(always)]
     fn run(self) -> Vec<f32> {
-        let Self { a, rows, b, summands, columns } = self;
+        let Self { of: Product { a, rows, b, .. }, summands, columns } = self;
         let depth = b.rows();
         let mut lines = [const { [const { MaybeUninit::<f32>::uninit() }; LINE] }; AT_ONCE];
         let mut sums = vec![0.0f32; rows * columns.len()];
@@ -307,11 +309,9 @@ fn widen_row<E: CpuElement<Acc = f32>>(
 
 /// Some columns of a result, from the sums of all parts.
 struct AddParts<'a, E> {
+    of: Product<'a, E>,
     /// `[parts, rows, columns]`
     sums: &'a [f32],
-    rows: usize,
-    b: Matrix<'a, E>,
-    bias: Option<&'a [E]>,
     columns: Range<usize>,
     result: &'a Parts<E>,
 }
@@ -321,32 +321,14 @@ impl<E: CpuElement<Acc = f32>> Job for AddParts<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { sums, rows, b, bias, columns, result } = self;
-        let pitch = b.columns();
-        let mut total = vec![0.0; rows * columns.len()];
-        for part in sums.chunks_exact(rows * pitch) {
+        let Self { of, sums, columns, result } = self;
+        let pitch = of.b.columns();
+        let mut total = vec![0.0; of.rows * columns.len()];
+        for part in sums.chunks_exact(of.rows * pitch) {
             for (total, sums) in total.chunks_exact_mut(columns.len()).zip(part.chunks_exact(pitch)) {
                 add(total, &sums[columns.clone()]);
             }
         }
-        write(&total, b, bias, columns, result);
-    }
-}
-
-/// Writes some columns of a result: sums `[rows, columns]`, and the bias.
-#[inline(always)]
-fn write<E: CpuElement<Acc = f32>>(
-    sums: &[f32],
-    b: Matrix<'_, E>,
-    bias: Option<&[E]>,
-    columns: Range<usize>,
-    result: &Parts<E>,
-) {
-    let bias = bias.map(|bias| &bias[columns.clone()]);
-    for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
-        // SAFETY: these columns of a row are those of one job, and there is room for them.
-        let result = unsafe { result.0.add(row * b.columns() + columns.start).cast() };
-        // SAFETY: as before; elements that may be uninitialized.
-        round(sums, bias, unsafe { slice::from_raw_parts_mut(result, columns.len()) });
+        of.write(&total, columns, result);
     }
 }

@@ -124,6 +124,15 @@ fn normalize<B: BatchNormKernels>(
     B::eval_batch_norm(given(x), given(gamma), given(beta), mean, variance, epsilon)
 }
 
+/// What is kept of the inputs of a batch norm with the statistics of the batch, or of all parts of it.
+fn plan_with_batch_statistics<B: Backend>(inputs: &Tracking<B, 3>) -> KeepPlan<3> {
+    let reads = inputs.tracked(X) || inputs.tracked(GAMMA);
+    KeepPlan::nothing()
+        .keep_if(reads, X, "x or gamma is tracked")
+        .keep_if(reads, GAMMA, "x or gamma is tracked")
+        .offer_if(reads)
+}
+
 /// With the statistics of the batch. These and the output are already known.
 #[derive(Clone)]
 pub struct WithBatchStatistics<T> {
@@ -151,11 +160,7 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>
     }
 
     fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
-        let reads = inputs.tracked(X) || inputs.tracked(GAMMA);
-        KeepPlan::nothing()
-            .keep_if(reads, X, "x or gamma is tracked")
-            .keep_if(reads, GAMMA, "x or gamma is tracked")
-            .offer_if(reads)
+        plan_with_batch_statistics(inputs)
     }
 
     fn forward(&self, _: Inputs<B, 3>) -> FloatTensor<B> {

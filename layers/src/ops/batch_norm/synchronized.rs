@@ -11,7 +11,9 @@
 //!
 //! That is what is kept without replicas, and in half precision, where statistics would otherwise be recomputed from `x`, two tensors of
 //! the size of `gamma` in f32. The numbers pass through the host as f64, and every replica computes the same from them.
-use super::{BETA, BatchNormKernels, BatchNormTrain, GAMMA, INPUTS, Statistics, X};
+use super::{
+    BETA, BatchNormKernels, BatchNormTrain, GAMMA, INPUTS, Statistics, X, plan_with_batch_statistics,
+};
 use crate::backend::wide;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Run, Tracking, extension, given,
@@ -171,11 +173,7 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithStatisticsOfAll<FloatTensor<B>
     }
 
     fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
-        let reads = inputs.tracked(X) || inputs.tracked(GAMMA);
-        KeepPlan::nothing()
-            .keep_if(reads, X, "x or gamma is tracked")
-            .keep_if(reads, GAMMA, "x or gamma is tracked")
-            .offer_if(reads)
+        plan_with_batch_statistics(inputs)
     }
 
     fn forward(&self, _: Inputs<B, 3>) -> FloatTensor<B> {
