@@ -304,10 +304,10 @@ fn outputs_by_rule(axis: &AxisShape, input: usize, #[comptime] rule: Rule) -> Ou
     // Rounded down or up.
     if comptime!(rule == Rule::Adaptive) {
         first /= axis.size;
-        end = (end + axis.size - 1) / axis.size;
+        end = end.div_ceil(axis.size);
     } else if comptime!(rule.shift() == Some(Shift::None)) {
-        first = (first + axis.size - 1) / axis.size;
-        end = (end + axis.size - 1) / axis.size;
+        first = first.div_ceil(axis.size);
+        end = end.div_ceil(axis.size);
     } else if comptime!(rule.shift().is_some()) {
         first = (2 * first + axis.size - 1) / (2 * axis.size);
         end = (2 * end + axis.size - 1) / (2 * axis.size);
@@ -347,7 +347,7 @@ fn weight_by_rule<W: Float>(axis: &AxisShape, output: usize, #[comptime] rule: R
         let mut last = min(first + kernel, axis.size + comptime!(begin + end));
         if comptime!(rule == Rule::Adaptive) {
             first = output * axis.size / axis.out;
-            last = ((output + 1) * axis.size + axis.out - 1) / axis.out;
+            last = ((output + 1) * axis.size).div_ceil(axis.out);
         } else if comptime!(!rule.counts_padding()) {
             first = max(first, begin.runtime());
             last = min(last, axis.size + begin);
