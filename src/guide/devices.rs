@@ -89,7 +89,7 @@
 //! | --- | --- | --- |
 //! | the loss or its backward pass panics | the panic, or, with synchronized batch norms, an error of `backward` that names the replica | nothing: run the step again |
 //! | a replica does not come to a batch norm in time, or never will | an error of `backward` that names it | nothing |
-//! | a device or a server, while `backward` runs | an error of `sync` before the update, which names it | nothing |
+//! | a device or a server, while `backward` runs | an error of `backward`, or of `sync` before the update, which names it | nothing on devices that answer |
 //! | a device or a server, during an update | an error of `sync` after the update | some devices have new values or states |
 //! | the step of the optimizer panics | the panic; then `ParallelError::Lost` | the replicas are lost, some states may have changed |
 //!
@@ -97,10 +97,16 @@
 //! error. In the last two cases, make new replicas from the last checkpoint, with more or fewer devices: records of the optimizer
 //! are whole. Gradients are sent in the backward pass, but states and parameters change in `update` alone.
 //! `cargo test --test parallel faults` has a replica panic at every moment of a step, and goes on with one, two and three devices.
+//! `cargo test --features remote-server --test remote faults` kills each of two servers, and one of three, at every moment of a step, with and
+//! without divided weights and synchronized batch norms: the error names the server, parameters are as before, and the run goes on from its
+//! checkpoint on the servers that are left. It also has servers stop, and go on after the time-out.
+//!
+//! A device may be lost with another one: Burn's server ends a session that needs a tensor of a server that is gone. So keep checkpoints in
+//! files, not on devices.
 //!
 //! [`with_timeout`](crate::parallel::ReplicaOptions::with_timeout) bounds how long `sync` waits for servers that neither answer nor
-//! close the connection, and how long replicas wait for each other. A read by your own code, such as that of the loss, is not
-//! bounded: call `sync` before it.
+//! close the connection, and how long replicas wait for each other and for divided frozen weights. A server that was only slow may answer
+//! later, and the step can be run again. A read by your own code, such as that of the loss, is not bounded: call `sync` before it.
 //!
 //! # What is not divided
 //!

@@ -74,6 +74,7 @@ mod frozen;
 mod gradients;
 mod options;
 mod owners;
+mod servers;
 mod synchronized;
 mod traffic;
 mod values;
@@ -109,7 +110,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use traffic::Sent;
 use values::{Assign, Borrow, Lend, Lent, Trained};
-use wait::wait_for;
+
+/// How long replicas wait for each other, and a failed step for servers, by default.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One module on several devices, with the same parameters on each.
 ///
@@ -209,6 +212,7 @@ impl<M: Module> Replicas<M> {
         let (gradients_sent, values_sent) = Default::default();
         let (timeout, running) = (options.timeout, running_statistics(module));
         let frozen_sent_before = frozen_sent(&frozen);
+        sharings(&frozen).iter().for_each(|sharing| sharing.set_timeout(timeout));
         Ok(Self {
             devices,
             modules,
@@ -259,6 +263,9 @@ impl<M: Module> Replicas<M> {
     /// or if one does not come to a batch norm in time. An error, or a panic of `loss`, leaves parameters and running statistics as they
     /// were, but for those of Burn's own batch norms, and the next step may be run.
     ///
+    /// On devices of servers, it is also an error if `loss` or a frozen weight reads from a server that is gone, or a frozen weight from one
+    /// that does not answer in [time](ReplicaOptions::with_timeout). It names every device that does not answer.
+    ///
     /// `loss` may be called by several threads: what it writes to, such as a metric, belongs behind a `Mutex`.
     pub fn backward<T: Send, W: PartWeight>(
         &self,
@@ -280,11 +287,11 @@ impl<M: Module> Replicas<M> {
         // The mean loss of no items is NaN.
         let parts = parts.into_iter().enumerate().filter(|(_, (_, weight))| *weight > 0.0);
         let parts: Vec<_> = parts.map(|(index, (part, weight))| (index, part, weight / total)).collect();
-        match (&self.synchronized, &self.owners) {
+        self.naming_servers(|| match (&self.synchronized, &self.owners) {
             (Some(running), _) => self.backward_at_once(running, parts, loss),
             (None, None) => self.backward_to_first(parts, loss),
             (None, Some(owners)) => self.backward_to_owners(owners, parts, loss),
-        }
+        })
     }
 
     /// The loss, and the gradients on the first device. `parts`: the replica of each part, and its share of the loss.
@@ -405,7 +412,7 @@ impl<M: Module> Replicas<M> {
     /// What servers compute fails late: [`backward`](Self::backward) and [`update`](Self::update) only give them the work. So call this
     /// between the two, and again after the update:
     ///
-    /// - An error between them leaves every parameter and the optimizer as they were.
+    /// - An error between them leaves every parameter and the optimizer as they were, on devices that still answer.
     /// - After an error that follows an update, some devices may have new values or states and others not: make new replicas from the last
     ///   checkpoint, on as many devices as there are. A checkpoint that was written after a `sync` without an error is whole.
     ///
@@ -414,13 +421,7 @@ impl<M: Module> Replicas<M> {
     /// Returns the devices that failed, or whose server is gone, or those of servers that did not answer in
     /// [time](ReplicaOptions::with_timeout). Nothing says whether these are slow or gone.
     pub fn sync(&self) -> Result<(), ParallelError> {
-        let mut devices: Vec<&Device> = self.devices.iter().collect();
-        for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
-            if !devices.contains(&weight.device()) {
-                devices.push(weight.device());
-            }
-        }
-        wait_for(&devices, self.timeout)
+        self.answers(self.timeout)
     }
 
     /// The replica on the first device.

@@ -76,7 +76,11 @@ impl ReplicaOptions {
     /// [synchronized](Self::with_synchronized_batch_norm) batch norm. Then an error names the devices that did not answer. By default,
     /// replicas wait ten minutes for each other, and `sync` waits until each device answers or its server is gone.
     ///
-    /// The time must be enough for everything that the devices were given to do. What `loss` itself reads from a device is not bounded.
+    /// A step that failed waits once more for all devices, to name those that do not answer, ten minutes by default.
+    ///
+    /// The time must be enough for everything that the devices were given to do. Divided frozen weights are waited for no longer, either.
+    /// Not bounded are what `loss` itself reads from a device, and the sending of work to a server that takes none, once the buffers on the
+    /// way to it are full.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -117,9 +121,10 @@ impl FrozenOptions {
     /// The program is ahead of the servers, and a server keeps what it sends until it is fetched. So before it sends more, the program waits
     /// for the device. Then the devices run their forward passes one after the other.
     ///
-    /// **Burn 0.22.1's servers may wait forever then.** A server that is asked for a tensor at the moment at which the tensor becomes ready may
-    /// miss it, and looks again only when it has another one to send (`external_comm.rs` of burn-communication). Without a bound there nearly
-    /// always is another one; if the program waits, there is none.
+    /// A server of Burn 0.22.1 that is asked for a tensor at the moment at which the tensor becomes ready may miss it, and looks again only
+    /// when it has another one to send (`external_comm.rs` of burn-communication). Without a bound there nearly always is another one; if the
+    /// program waits, there is none. So the program has all owners send a number after five seconds, or a quarter of the
+    /// [time-out](ReplicaOptions::with_timeout), and then after twice the time.
     pub fn with_read_ahead(mut self, bytes: u64) -> Self {
         self.read_ahead = Some(bytes);
         self

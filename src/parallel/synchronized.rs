@@ -1,20 +1,17 @@
 //! Steps in which replicas compute at the same time, on threads of their own, so that a batch norm can have the statistics of the whole
 //! batch: each thread waits in a batch norm until all have come to it.
 use super::gradients::{Collected, OfReplica};
-use super::{Given, ParallelError, Replicas, forward_entered, passes};
+use super::{Given, ParallelError, Replicas, TIMEOUT, forward_entered, passes};
 use crate::gradient_steps::{Enter, leave};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_memsave_layers::backend::remote::wake;
 use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
-
-/// How long replicas wait for each other by default.
-const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The replica of a part, the part, and its share of the loss.
 type Part<T> = (usize, T, f64);
@@ -31,7 +28,10 @@ impl<M: Module> Replicas<M> {
             return Err(ParallelError::ThreadOfPool);
         }
         let replicas: Vec<usize> = parts.iter().map(|(index, ..)| *index).collect();
-        let exchange = Exchange::new(parts.len(), self.timeout.unwrap_or(TIMEOUT));
+        let devices: Vec<Device> = self.all_devices().into_iter().cloned().collect();
+        let of_member = replicas.clone();
+        let wakes = move |member: usize| wake(&devices, &devices[of_member[member]]);
+        let exchange = Exchange::new(parts.len(), self.timeout.unwrap_or(TIMEOUT), wakes);
         let members: Vec<Member> = (0..parts.len()).map(|index| exchange.member(index)).collect();
         let collected = self.owners.as_ref().map(|owners| {
             Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone())

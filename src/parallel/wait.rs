@@ -1,22 +1,27 @@
 //! Waits for devices, with a time-out for those of servers.
 use super::{DeviceFailure, ParallelError};
 use burn::tensor::{Device, ExecutionError};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use burn_memsave_layers::backend::remote::{Pauses, answered, elsewhere, remote_id, wake};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 /// Waits for devices: those of this machine without a time-out, since they can neither be gone nor be waited for on another thread.
 pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Result<(), ParallelError> {
-    let waiting: Vec<Waiting> = devices.iter().map(|device| Waiting::for_device(device, timeout)).collect();
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let (mut failed, mut late) = (vec![], vec![]);
-    for (index, waiting) in waiting.into_iter().enumerate() {
-        match waiting.result(devices[index], deadline) {
-            Some(Ok(())) => (),
-            Some(Err(error)) => failed.push(DeviceFailure { index, device: devices[index].clone(), error }),
-            None => late.push(index),
-        }
+    let (sender, receiver) = mpsc::channel();
+    let (remote, here): (Vec<usize>, Vec<usize>) =
+        (0..devices.len()).partition(|&index| remote_id(devices[index]).is_some());
+    for &index in &remote {
+        let (device, sender) = (devices[index].clone().without_autodiff(), sender.clone());
+        // The receiver may be gone when the device answers.
+        elsewhere(move || drop(sender.send((index, answered(&device)))));
     }
+    drop(sender);
+    let results = here.into_iter().map(|index| (index, devices[index].sync()));
+    let mut waiting = Waiting { devices, late: remote, failed: vec![] };
+    results.for_each(|(index, result)| waiting.answers(index, result));
+    waiting.for_answers(&receiver, Pauses::until(timeout));
+    let Waiting { late, mut failed, .. } = waiting;
+    failed.sort_by_key(|failure| failure.index);
     match (failed.is_empty(), late.is_empty(), timeout) {
         (true, false, Some(after)) => Err(ParallelError::TimedOut { devices: late, after }),
         (true, ..) => Ok(()),
@@ -24,52 +29,55 @@ pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Result
     }
 }
 
-/// A device that is waited for.
-enum Waiting {
-    /// On this thread, when its turn comes.
-    Here,
-    /// On a thread that is left alone if it takes too long.
-    Elsewhere(mpsc::Receiver<Result<(), ExecutionError>>),
+/// Devices that are waited for.
+struct Waiting<'a> {
+    devices: &'a [&'a Device],
+    /// Those of servers that have not answered yet.
+    late: Vec<usize>,
+    failed: Vec<DeviceFailure>,
 }
 
-impl Waiting {
-    fn for_device(device: &Device, timeout: Option<Duration>) -> Self {
-        if timeout.is_none() || !is_remote(device) {
-            return Self::Here;
-        }
-        let (sender, receiver) = mpsc::channel();
-        let of_thread = device.clone();
-        let thread = thread::Builder::new().name("sync".into());
-        // The receiver may be gone when it answers.
-        match thread.spawn(move || drop(sender.send(of_thread.sync()))) {
-            Ok(_) => Self::Elsewhere(receiver),
-            Err(_) => Self::Here,
+impl Waiting<'_> {
+    fn answers(&mut self, index: usize, result: Result<(), ExecutionError>) {
+        self.late.retain(|&of| of != index);
+        if let Err(error) = result {
+            self.failed.push(DeviceFailure { index, device: self.devices[index].clone(), error });
         }
     }
 
-    /// `None` if the device does not answer in time.
-    fn result(self, device: &Device, deadline: Option<Instant>) -> Option<Result<(), ExecutionError>> {
-        let Self::Elsewhere(receiver) = self else { return Some(device.sync()) };
-        let left =
-            deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-        match receiver.recv_timeout(left) {
-            Ok(result) => Some(result),
-            Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                let reason = "the thread that waited for the device failed".into();
-                Some(Err(ExecutionError::WithContext { reason }))
+    fn for_answers(
+        &mut self,
+        receiver: &mpsc::Receiver<(usize, Result<(), ExecutionError>)>,
+        mut pauses: Pauses,
+    ) {
+        let mut pause = pauses.next();
+        while let (false, Some(time)) = (self.late.is_empty(), pause) {
+            match receiver.recv_timeout(time) {
+                Ok((index, result)) => {
+                    self.answers(index, result);
+                    continue;
+                }
+                Err(RecvTimeoutError::Timeout) => self.wake(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    for index in std::mem::take(&mut self.late) {
+                        let reason = "the thread that waited for the device failed".into();
+                        self.answers(index, Err(ExecutionError::WithContext { reason }));
+                    }
+                }
             }
+            pause = pauses.next();
         }
     }
-}
 
-/// Whether a device belongs to a server.
-#[allow(clippy::match_single_binding)] // without remote devices
-fn is_remote(device: &Device) -> bool {
-    match device.clone().without_autodiff().as_dispatch() {
-        #[cfg(feature = "remote")]
-        burn::backend::DispatchDevice::Remote(_) => true,
-        _ => false,
+    /// Wakes servers for which others may wait. A server that is gone would take with it the session of one that waits for it.
+    fn wake(&self) {
+        let alive = || {
+            let has_failed = |index: usize| self.failed.iter().any(|failure| failure.index == index);
+            self.devices.iter().enumerate().filter(move |(index, _)| !has_failed(*index))
+        };
+        for &index in &self.late {
+            wake(alive().map(|(_, device)| *device), self.devices[index]);
+        }
     }
 }
 
@@ -78,15 +86,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_does_not_answer_is_late() {
+    fn devices_that_do_not_answer_are_late() {
         let device = Device::default();
+        let devices = [&device; 3];
+        let mut waiting = Waiting { devices: &devices, late: vec![0, 1, 2], failed: vec![] };
         let (sender, receiver) = mpsc::channel();
-        let deadline = Instant::now().checked_add(Duration::from_millis(20));
-        assert!(Waiting::Elsewhere(receiver).result(&device, deadline).is_none());
-        drop(sender);
-        let (sender, receiver) = mpsc::channel();
+        sender.send((1, Ok(()))).expect("a receiver");
+        let reason = || ExecutionError::WithContext { reason: "gone".into() };
+        sender.send((2, Err(reason()))).expect("a receiver");
+        waiting.for_answers(&receiver, Pauses::until(Some(Duration::from_millis(40))));
+        assert_eq!((&waiting.late[..], waiting.failed[0].index), (&[0][..], 2));
         drop(sender); // as a thread that panicked
-        assert!(matches!(Waiting::Elsewhere(receiver).result(&device, deadline), Some(Err(_))));
-        assert!(wait_for(&[&device, &device], Some(Duration::from_secs(1))).is_ok());
+        waiting.for_answers(&receiver, Pauses::until(None));
+        assert_eq!((waiting.late.len(), waiting.failed.len()), (0, 2));
+        assert!(wait_for(&devices, Some(Duration::from_secs(1))).is_ok());
     }
 }

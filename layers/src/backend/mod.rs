@@ -80,6 +80,7 @@ mod mask;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod optional;
+pub mod remote;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
 

@@ -1,18 +1,18 @@
 //! [`DeviceWeight`]: a weight that is on one device, from which layers on other devices read it.
 use super::resident::{DeviceBudget, Resident, like};
 use crate::backend::plain_backends;
+use crate::backend::remote::{Answer, Late, Unanswered, answered, remote_device, remote_id, wake};
 use crate::burn_next::routed;
-#[cfg(feature = "remote")]
-use burn::backend::Device as _;
 use burn::backend::{
     Backend, DeviceId, Dispatch, DispatchTensor, TensorMetadata,
     tensor::{Device as BackendDevice, FloatTensor},
 };
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, ExecutionError, Int, Shape, Tensor, TensorData};
 use core::any::Any;
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,6 +40,10 @@ pub struct Sharing {
     sent: AtomicU64,
     /// By remote device, the bytes that were sent to it since it was last waited for.
     on_way: Mutex<HashMap<DeviceId, u64>>,
+    /// How long to wait for a remote device.
+    timeout: Mutex<Option<Duration>>,
+    /// The remote devices that own weights.
+    owners: Mutex<Vec<Device>>,
 }
 
 impl Sharing {
@@ -47,7 +51,13 @@ impl Sharing {
     /// waits for it, or one weight. The program is ahead of remote devices, and a server keeps what it sends until it is fetched.
     pub fn new(budget: u64, read_ahead: u64) -> Arc<Self> {
         let budget = DeviceBudget::new(budget);
-        Arc::new(Self { budget, read_ahead, sent: AtomicU64::new(0), on_way: Mutex::default() })
+        let (on_way, timeout, owners) = Default::default();
+        Arc::new(Self { budget, read_ahead, sent: AtomicU64::new(0), on_way, timeout, owners })
+    }
+
+    /// How long to wait for an answer of a remote device. A layer that waits longer unwinds with [`Late`].
+    pub fn set_timeout(&self, timeout: Option<Duration>) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout; // one value
     }
 
     /// The bytes of copies that may stay on each device.
@@ -67,6 +77,46 @@ impl Sharing {
         let is_full = *on_way > 0 && on_way.saturating_add(bytes) > self.read_ahead;
         *on_way = if is_full { bytes } else { *on_way + bytes };
         is_full
+    }
+
+    fn add_owner(&self, device: &Device) {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner); // a list that only grows
+        if remote_id(device).is_some() && !owners.contains(device) {
+            owners.push(device.clone());
+        }
+    }
+
+    /// What a task returns that waits for a device, to which owners may have to send.
+    fn answer<T: Send + 'static>(
+        &self,
+        device: &Device,
+        task: impl FnOnce() -> Result<T, ExecutionError> + Send + 'static,
+    ) -> Result<T, String> {
+        if remote_id(device).is_none() {
+            return task().map_err(|error| error.to_string());
+        }
+        let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner); // one value
+        let owners = || self.owners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match Answer::of(task).within(timeout, || wake(&owners(), device)) {
+            Ok(answer) => answer.map_err(|error| error.to_string()),
+            Err(Unanswered::Late) => {
+                Late { device: device.clone(), after: timeout.unwrap_or_default() }.unwind()
+            }
+            Err(Unanswered::Failed) => Err("the thread that waited for it failed".into()),
+        }
+    }
+
+    /// The data of a tensor that is on this device.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the device fails.
+    pub(super) fn data(
+        &self,
+        device: &Device,
+        read: impl FnOnce() -> Result<TensorData, ExecutionError> + Send + 'static,
+    ) -> TensorData {
+        self.answer(device, read).unwrap_or_else(|error| panic!("{device:?} could not be read from: {error}"))
     }
 }
 
@@ -91,6 +141,7 @@ impl DeviceWeight {
     fn of<const D: usize>(tensor: Tensor<D>, sharing: Arc<Sharing>) -> Self {
         let tensor = tensor.without_autodiff();
         let (device, shape, dtype) = (tensor.device(), tensor.shape(), tensor.dtype());
+        sharing.add_owner(&device);
         Self { tensor: tensor.into_dispatch(), device, shape, dtype, resident: None, sharing }
     }
 
@@ -122,15 +173,8 @@ impl DeviceWeight {
     fn send(&self, bytes: u64, to: &Device) {
         self.count(bytes);
         if remote_id(to).is_some_and(|id| self.sharing.is_full(id, bytes)) {
-            let _ = to.sync(); // a failure of the device shows in the next operation
-        }
-    }
-
-    /// The same for the whole weight and a device of a backend.
-    fn send_on<B: Backend>(&self, to: &BackendDevice<B>) {
-        self.count(self.bytes());
-        if remote_id_on::<B>(to).is_some_and(|id| self.sharing.is_full(id, self.bytes())) {
-            let _ = B::sync(to);
+            let device = to.clone();
+            let _ = self.sharing.answer(to, move || answered(&device)); // a failure of the device shows in the next operation
         }
     }
 
@@ -161,7 +205,8 @@ impl DeviceWeight {
             None if plain == self.device => self.tensor::<2>().select(0, indices),
             None => {
                 let dtype = indices.dtype();
-                let indices = Tensor::from_data(indices.into_data(), (&self.device, dtype));
+                let read = self.sharing.data(&plain, move || indices.try_into_data());
+                let indices = Tensor::from_data(read, (&self.device, dtype));
                 let rows = self.tensor::<2>().select(0, indices);
                 self.send((rows.shape().num_elements() * self.dtype.size()) as u64, &plain);
                 rows.to_device(&plain)
@@ -179,16 +224,17 @@ impl DeviceWeight {
     pub(super) fn read_on<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
         let handed = Handed::default();
         let _ = Dispatch::memsave_hand_over(self.tensor.clone(), handed.clone());
-        match handed.take::<B>() {
-            Some(tensor) if tensor.device() == *device => tensor,
-            Some(tensor) => {
-                self.send_on::<B>(device);
-                B::float_to_device(tensor, device)
-            }
-            None => {
-                self.send_on::<B>(device);
-                B::float_from_data(self.data(), device)
-            }
+        let tensor = match handed.take::<B>() {
+            Some(tensor) if tensor.device() == *device => return tensor,
+            tensor => tensor,
+        };
+        match remote_device::<B>(device) {
+            Some(device) => self.send(self.bytes(), &device),
+            None => self.count(self.bytes()),
+        }
+        match tensor {
+            Some(tensor) => B::float_to_device(tensor, device),
+            None => B::float_from_data(self.data(), device),
         }
     }
 
@@ -207,11 +253,16 @@ impl DeviceWeight {
 
     pub(super) fn data(&self) -> TensorData {
         match self.shape.num_dims() {
-            2 => self.tensor::<2>().into_data(),
-            3 => self.tensor::<3>().into_data(),
-            4 => self.tensor::<4>().into_data(),
-            _ => self.tensor::<5>().into_data(),
+            2 => self.data_of::<2>(),
+            3 => self.data_of::<3>(),
+            4 => self.data_of::<4>(),
+            _ => self.data_of::<5>(),
         }
+    }
+
+    fn data_of<const D: usize>(&self) -> TensorData {
+        let tensor = self.tensor::<D>();
+        self.sharing.data(&self.device, move || tensor.try_into_data())
     }
 }
 
@@ -224,26 +275,6 @@ impl fmt::Debug for DeviceWeight {
             .field("dtype", dtype)
             .finish_non_exhaustive()
     }
-}
-
-/// The id of a device, if it is remote.
-#[allow(clippy::match_single_binding)] // without remote devices
-fn remote_id(device: &Device) -> Option<DeviceId> {
-    match device.as_dispatch() {
-        #[cfg(feature = "remote")]
-        burn::backend::DispatchDevice::Remote(device) => Some(device.to_id()),
-        _ => None,
-    }
-}
-
-/// The same for a device of a backend.
-fn remote_id_on<B: Backend>(device: &BackendDevice<B>) -> Option<DeviceId> {
-    #[cfg(feature = "remote")]
-    if core::any::TypeId::of::<B>() == core::any::TypeId::of::<burn::backend::Remote>() {
-        return Some(device.to_id());
-    }
-    let _ = device;
-    None
 }
 
 /// A place for the tensor of a backend, for who knows the backend.

@@ -50,11 +50,16 @@ mod untouched {
 /// Whether a tensor is a placeholder, or was one before it was cast. A cast keeps the highest bits of the NaN (from bf16, seven bits of the
 /// fraction).
 pub(super) fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
-    let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };
-    tensor.dtype().is_float()
-        && matches!(first_element(tensor).as_bytes(), [.., low, high] if *high == NAN_BYTE && *low >= least)
+    is_placeholder_by(tensor, Tensor::into_data)
 }
 
-fn first_element<const D: usize>(tensor: &Tensor<D>) -> TensorData {
-    tensor.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1)).into_data()
+/// The same, with a function that reads the first element from the device.
+pub(super) fn is_placeholder_by<const D: usize>(
+    tensor: &Tensor<D>,
+    read: impl FnOnce(Tensor<D>) -> TensorData,
+) -> bool {
+    let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };
+    let first = || tensor.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1));
+    tensor.dtype().is_float()
+        && matches!(read(first()).as_bytes(), [.., low, high] if *high == NAN_BYTE && *low >= least)
 }

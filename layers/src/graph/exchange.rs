@@ -6,6 +6,7 @@
 //! time-out.
 use super::aside::Aside;
 use super::policy;
+use crate::backend::remote::Late;
 use crate::saved::SavedPolicy;
 use burn::module::ParamId;
 use core::any::Any;
@@ -51,7 +52,11 @@ pub struct Exchange {
     timeout: Duration,
     /// The policy of the thread that made the exchange.
     policy: SavedPolicy,
+    wake: Wake,
 }
+
+/// What is called with a member that waits for long.
+type Wake = Box<dyn Fn(usize) + Send + Sync>;
 
 /// Which exchange of a step it is. Every member must come to the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,11 +132,17 @@ impl State {
 
 impl Exchange {
     /// An exchange of so many members, each of which waits at most so long for the others. The members also have the
-    /// [policy](crate::saved) of this thread.
-    pub fn new(members: usize, timeout: Duration) -> Arc<Self> {
+    /// [policy](crate::saved) of this thread. `wake` is called with a member that waits long for its device.
+    pub fn new(members: usize, timeout: Duration, wake: impl Fn(usize) + Send + Sync + 'static) -> Arc<Self> {
         let state = State { doing: vec![Doing::Running; members], ..State::default() };
         let policy = policy::current().unwrap_or(SavedPolicy::Keep);
-        Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), timeout, policy })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            timeout,
+            policy,
+            wake: Box::new(wake),
+        })
     }
 
     /// A member.
@@ -251,7 +262,9 @@ impl Member {
                 Some(result)
             }
             Err(payload) => {
-                if !payload.is::<ExchangeError>() {
+                if let Some(late) = payload.downcast_ref::<Late>() {
+                    exchange.fail(ExchangeError::TimedOut { members: vec![*index], after: late.after });
+                } else if !payload.is::<ExchangeError>() {
                     let message = message(&*payload);
                     exchange.fail(ExchangeError::Panicked { member: *index, message });
                 }
@@ -279,6 +292,11 @@ impl Member {
     /// How long to wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.0.exchange.timeout
+    }
+
+    /// Says that this member waits long for its device.
+    pub(crate) fn wake(&self) {
+        (self.0.exchange.wake)(self.0.index);
     }
 
     /// Unwinds, since the device of this member did not answer in time.
@@ -354,7 +372,7 @@ mod tests {
     #[test]
     fn all_get_the_numbers_of_all() {
         for members in 1..5 {
-            let exchange = Exchange::new(members, LONG);
+            let exchange = Exchange::new(members, LONG, |_| ());
             let sums = run(&exchange, members, |member, index| {
                 let places: Vec<Place> = (0..50).map(|_| member.next()).collect();
                 let forward: f64 = places.iter().map(|&place| sum(member, place, index as f64)).sum();
@@ -377,7 +395,7 @@ mod tests {
             (differ.clone(), |_| 0.0),
             (differ, |member| sum(member, Place { number: 7, is_backward: true }, 1.0)),
         ] {
-            let exchange = Exchange::new(3, LONG);
+            let exchange = Exchange::new(3, LONG, |_| ());
             let ended = run(&exchange, 3, |member, index| match index {
                 1 => of_second(member),
                 _ => sum(member, member.next(), 1.0),
@@ -389,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_member_that_does_not_come_is_named() {
-        let exchange = Exchange::new(2, Duration::from_millis(50));
+        let exchange = Exchange::new(2, Duration::from_millis(50), |_| ());
         let ended = run(&exchange, 2, |member, index| {
             while index == 1 && exchange.failure().is_none() {
                 thread::sleep(Duration::from_millis(5));

@@ -14,13 +14,14 @@
 use super::{
     BETA, BatchNormKernels, BatchNormTrain, GAMMA, INPUTS, Statistics, X, plan_with_batch_statistics,
 };
+use crate::backend::remote::{Answer, Unanswered, remote_device};
 use crate::backend::wide;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Run, Tracking, extension, given,
 };
 use burn::backend::{Backend, TensorMetadata, ops::FloatTensorOps, read_sync, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, TensorData};
-use std::sync::{Arc, mpsc::RecvTimeoutError};
+use std::sync::Arc;
 
 extension! {
     /// Batch normalization of a part of a batch.
@@ -129,16 +130,13 @@ impl Moments {
 /// The numbers of tensors `[channels]`, one tensor after the other.
 fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2], member: &Member) -> Vec<f64> {
     let tensor = B::float_cat(tensors.into(), 0);
-    let data = match is_remote::<B>() {
-        false => read::<B>(tensor),
-        true => {
-            // On a thread that is left alone if the server does not answer.
-            let (sender, receiver) = std::sync::mpsc::channel();
-            std::thread::spawn(move || sender.send(read::<B>(tensor)));
-            match receiver.recv_timeout(member.timeout()) {
+    let data = match remote_device::<B>(&tensor.device()) {
+        None => read::<B>(tensor),
+        Some(_) => {
+            match Answer::of(move || read::<B>(tensor)).within(Some(member.timeout()), || member.wake()) {
                 Ok(data) => data,
-                Err(RecvTimeoutError::Timeout) => member.times_out(),
-                Err(RecvTimeoutError::Disconnected) => Err("the thread that read them failed".into()),
+                Err(Unanswered::Late) => member.times_out(),
+                Err(Unanswered::Failed) => Err("the thread that read them failed".into()),
             }
         }
     };
@@ -148,13 +146,6 @@ fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2], member: &Member) -> Vec<f64
 fn read<B: Backend>(tensor: FloatTensor<B>) -> Result<Vec<f64>, String> {
     let data = read_sync(B::float_into_data(tensor)).map_err(|error| error.to_string())?;
     Ok(data.iter::<f64>().collect())
-}
-
-fn is_remote<B: Backend>() -> bool {
-    #[cfg(feature = "remote")]
-    return core::any::TypeId::of::<B>() == core::any::TypeId::of::<burn::backend::Remote>();
-    #[cfg(not(feature = "remote"))]
-    false
 }
 
 /// A tensor `[channels]` of these numbers, in the type that sums of `dtype` are made in.
@@ -304,7 +295,7 @@ mod tests {
     #[test]
     fn one_part_is_the_batch() {
         let [gamma, beta, x] = [random(&[3]), random(&[3]), random(&[4, 3, 5])];
-        let exchange = Exchange::new(1, Duration::from_secs(600));
+        let exchange = Exchange::new(1, Duration::from_secs(600), |_| ());
         let part = exchange.member(0).run(|| {
             let member = Member::current().expect("within a member");
             normalized::<Flex>(x.clone(), gamma.clone(), beta.clone(), 1e-5, member)
