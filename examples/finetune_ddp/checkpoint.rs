@@ -1,4 +1,4 @@
-//! Checkpoints from which a run can continue: the adapters and the optimizer's state. (The frozen weights do not change.)
+//! Checkpoints from which a run can continue: what is trained, and the optimizer's state. (The frozen weights do not change.)
 use burn::module::{Module, ParamGroup};
 use burn::optim::ModuleOptimizer;
 use burn::store::ModuleRecord;
@@ -11,15 +11,19 @@ pub struct Checkpoint {
     folder: PathBuf,
     /// The settings that determine the frozen weights and the batches of the run.
     run: String,
+    /// A regular expression of the paths that are saved.
+    saved: &'static str,
 }
 
-const ADAPTERS: &str = "adapters.bpk";
+/// The paths of adapters.
+pub const ADAPTERS: &str = r"(^|\.)(lora|dora)\.";
+const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const RUN: &str = "run.txt";
 
 impl Checkpoint {
-    pub fn new(folder: PathBuf, run: String) -> Self {
-        Self { folder, run }
+    pub fn new(folder: PathBuf, run: String, saved: &'static str) -> Self {
+        Self { folder, run, saved }
     }
 
     /// The number of steps of the last checkpoint.
@@ -45,13 +49,12 @@ impl Checkpoint {
             fs::remove_dir_all(&partial)?; // from a run that ended while saving
         }
         fs::create_dir_all(&partial)?;
-        let adapters =
-            ParamGroup::from_regex(r"(^|\.)(lora|dora)\.").map_err(|error| format!("{error:?}"))?;
-        model.clone().into_record_group(adapters).save(partial.join(ADAPTERS))?;
+        let saved = ParamGroup::from_regex(self.saved).map_err(|error| format!("{error:?}"))?;
+        model.clone().into_record_group(saved).save(partial.join(MODEL))?;
         optimizer.save(partial.join(OPTIMIZER))?;
         fs::write(partial.join(RUN), &self.run)?;
         // The files must be on disk before the folder has its name.
-        [ADAPTERS, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
+        [MODEL, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
         fs::rename(&partial, self.of(steps))?;
         match before.filter(|before| *before != steps) {
             Some(before) => Ok(fs::remove_dir_all(self.of(before))?),
@@ -74,7 +77,7 @@ impl Checkpoint {
                 format!("{}: another run, of {run}; this one is of {}", path.display(), self.run).into()
             );
         }
-        let path = self.of(steps).join(ADAPTERS);
+        let path = self.of(steps).join(MODEL);
         let record = ModuleRecord::load(&path).map_err(|error| named(&path, &error))?;
         let model =
             model.try_load_record(record.allow_partial(true)).map_err(|error| named(&path, &error))?;

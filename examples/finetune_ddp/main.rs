@@ -5,20 +5,25 @@
 //! if gradients differ. `--shard` also divides frozen weights, or gradients and the optimizer's state: then a step also sends the
 //! frozen weights that it uses.
 //!
+//! `--model resnet` trains a residual network instead, whose batch norms have the statistics of the whole batch. `--timeout` bounds how long
+//! the program waits for a server. If one is lost, `--resume` goes on after the last checkpoint, with as many servers as there are.
+//! `--limit` bounds the memory of each server on this machine.
+//!
 //! ```sh
 //! cargo run --release --features remote-server --example finetune_ddp -- --steps 20 --compare
 //! cargo run --release --features remote-server --example finetune_ddp -- --shard frozen,optimizer --local 4 --compare
+//! cargo run --release --features remote-server --example finetune_ddp -- --model resnet --timeout 60 --compare
 //! cargo run --release --features remote-server --example finetune_ddp -- --serve 3000   # on every machine, then on one:
 //! cargo run --release --features remote-server --example finetune_ddp -- --servers ws://first:3000 ws://second:3000
 //! ```
 //!
 //! WebSocket is not encrypted, so use it only in your own network. (Burn's servers also speak Iroh, which is encrypted.)
 #![recursion_limit = "256"]
-use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::module::{Module, ParamGroup};
+use burn::optim::AdamConfig;
 use burn::remote::RemoteHost;
 use burn::server::{RemoteServer, WebSocketTransport};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::Device;
 use burn_memsave::measure::human_bytes;
 use burn_memsave::parallel::{
     DeviceFailure, FrozenOptions, ParallelError, ReplicaOptions, Replicas, estimate_replicas, shard_frozen,
@@ -26,22 +31,19 @@ use burn_memsave::parallel::{
 use burn_memsave::plan::OptimizerState;
 use checkpoint::Checkpoint;
 use clap::{Parser, ValueEnum};
+use compare::{Comparison, trainable_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
-use llama::{LanguageModel, Size, memsave::Llama};
 use server::LocalServer;
 use std::error::Error;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use text::{Batch, FINETUNE, Passages, Vocabulary};
+use std::time::Duration;
+use tasks::{Digits, HEADS, Language, Task};
 
 mod checkpoint;
-#[path = "../finetune_lm/llama.rs"]
-#[allow(dead_code, reason = "the other example generates text, and has the model of Burn's layers, too")]
-mod llama;
+mod compare;
 mod server;
-#[path = "../finetune_lm/text.rs"]
-#[allow(dead_code, reason = "the other example generates text, too")]
-mod text;
+mod tasks;
 
 /// Fine-tunes a language model with low-rank adapters on several machines.
 #[derive(Parser)]
@@ -55,9 +57,12 @@ struct Args {
     /// Only serves this machine's device on a port (0: any), until it is stopped.
     #[arg(long, value_name = "PORT", conflicts_with_all = ["servers", "resume", "compare"])]
     serve: Option<u16>,
+    /// What is trained.
+    #[arg(long, value_enum, default_value_t = Model::Language)]
+    model: Model,
     #[arg(long, default_value_t = 40)]
     steps: usize,
-    /// Passages per step, divided among the servers.
+    /// Passages or images per step, divided among the servers.
     #[arg(long, default_value_t = 8)]
     batch_size: usize,
     /// Characters of a passage.
@@ -77,7 +82,7 @@ struct Args {
     /// The seed of weights, adapters and passages.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Saves the adapters and the optimizer's state in this folder.
+    /// Saves what is trained and the optimizer's state in this folder.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
     /// Steps from one checkpoint to the next.
@@ -95,6 +100,23 @@ struct Args {
     /// The most MiB of other servers' frozen weights that stay on each server.
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     budget: u64,
+    /// The most MiB of frozen weights that are on their way to each server. Without a bound, servers keep what they send for longer.
+    #[arg(long, value_name = "MIB")]
+    read_ahead: Option<u64>,
+    /// How long to wait for servers, in seconds. Without, until each answers or is gone.
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
+    /// The most MiB of address space that each server on this machine may have, as `ulimit -v` bounds it.
+    #[arg(long, value_name = "MIB", conflicts_with = "servers")]
+    limit: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Model {
+    /// A language model with low-rank adapters.
+    Language,
+    /// A residual network, of which everything is trained, with synchronized batch norms.
+    Resnet,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -105,15 +127,14 @@ enum Shard {
     Optimizer,
 }
 
-const HEADS: usize = 4;
-/// How far gradients may differ, relative to the largest: sums are rounded differently.
-const TOLERANCE: f32 = 1e-5;
-
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     match args.serve {
         Some(port) => serve(port),
-        None => train(&args),
+        None => match args.model {
+            Model::Language => train::<Language>(&args),
+            Model::Resnet => train::<Digits>(&args),
+        },
     }
 }
 
@@ -124,12 +145,7 @@ fn serve(port: u16) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind((interface, port))?;
     println!("ws://127.0.0.1:{}", listener.local_addr()?.port());
     ignore_closed_connections();
-    #[cfg(feature = "cuda")]
-    let device = Device::cuda(0);
-    #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
-    let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
-    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-    let device = Device::flex();
+    let device = Device::default(); // the environment variable `BURN_DEVICE` can choose another one
     // The second one gives other servers its frozen weights while the first one computes.
     let devices = [device.clone(), device];
     Ok(RemoteServer::new(devices).serve(WebSocketTransport::from_listener(listener))?)
@@ -146,22 +162,15 @@ fn ignore_closed_connections() {
     }));
 }
 
-fn train(args: &Args) -> Result<(), Box<dyn Error>> {
-    if args.rank == 0 || args.length == 0 || args.batch_size == 0 || args.every == 0 {
-        return Err("rank, length, batch size and steps between checkpoints must be at least 1".into());
-    }
-    if args.width == 0 || !args.width.is_multiple_of(2 * HEADS) {
-        return Err(format!("the width must be a multiple of {}", 2 * HEADS).into());
-    }
-    let mut local = vec![];
-    let addresses = match args.servers.is_empty() {
-        false => args.servers.clone(),
-        true => {
-            for _ in 0..args.local {
-                local.push(LocalServer::start()?);
-            }
-            local.iter().map(|server| server.address().to_string()).collect()
-        }
+fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
+    check(args)?;
+    let local = match args.servers.is_empty() {
+        false => vec![],
+        true => (0..args.local).map(|_| LocalServer::start(args.limit)).collect::<Result<Vec<_>, _>>()?,
+    };
+    let addresses = match local.is_empty() {
+        true => args.servers.clone(),
+        false => local.iter().map(|server| server.address().to_string()).collect(),
     };
     let of_servers = |index: usize| {
         let devices = addresses.iter().map(|address| {
@@ -173,42 +182,28 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     let devices = of_servers(0)?;
     let idle: Vec<Option<u64>> = local.iter().map(LocalServer::peak).collect();
     if args.batch_size < devices.len() {
-        return Err(format!("{} servers for {} passages in a batch", devices.len(), args.batch_size).into());
+        return Err(format!("{} servers for {} items in a batch", devices.len(), args.batch_size).into());
     }
 
     let host = Device::flex().autodiff();
     host.seed(args.seed);
-    let vocabulary = Vocabulary::new();
-    let size = Size {
-        vocabulary: vocabulary.len(),
-        width: args.width,
-        heads: HEADS,
-        hidden: (args.width * 8 / 3).next_multiple_of(32),
-        blocks: args.blocks,
-        length: args.length,
-    };
-    let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").map_err(|error| format!("{error:?}"))?;
-    let lora = Lora::new(args.rank, 16.0).set_param_group(group);
-    let in_memory = Llama::new(&size, &host);
+    let mut task = T::new(args)?;
+    let in_memory = task.model(&host);
     let model = match args.shard.contains(&Shard::Frozen) {
-        false => in_memory.clone().apply_lora(lora.clone()),
+        false => task.adapted(in_memory.clone()),
         true => {
-            let options = FrozenOptions::new().with_min_bytes(0).with_budget(args.budget << 20);
+            let mut options = FrozenOptions::new().with_min_bytes(0).with_budget(args.budget << 20);
+            if let Some(mib) = args.read_ahead {
+                options = options.with_read_ahead(mib << 20);
+            }
             let options = options.with_owners(of_servers(1)?);
-            shard_frozen(in_memory.clone().freeze(), &devices, &options)?.apply_lora(lora.clone())
+            task.adapted(shard_frozen(in_memory.clone(), &devices, &options)?)
         }
     };
-    let mut options = ReplicaOptions::new();
-    if args.shard.contains(&Shard::Optimizer) {
-        options = options.with_sharded_optimizer();
-    }
-    let mut passages = Passages::new(vocabulary.tokens(FINETUNE), [args.batch_size, args.length], args.seed)?;
+    let options = replica_options(args);
 
-    let Args { seed, width, blocks, length, rank, batch_size, learning_rate, .. } = *args;
-    let run = format!(
-        "seed {seed}, width {width}, {blocks} blocks, length {length}, rank {rank}, batch size {batch_size}, rate {learning_rate}"
-    );
-    let checkpoints = args.checkpoint.as_ref().map(|folder| Checkpoint::new(folder.clone(), run));
+    let checkpoints =
+        args.checkpoint.as_ref().map(|folder| Checkpoint::new(folder.clone(), T::settings(args), T::SAVED));
     if let Some(steps) = checkpoints.as_ref().and_then(Checkpoint::last).filter(|_| !args.resume) {
         return Err(format!("the folder has a checkpoint of {steps} steps: --resume goes on after it").into());
     }
@@ -220,11 +215,17 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         return Err(format!("the checkpoint has {done} steps already").into());
     }
     for _ in 0..done {
-        passages.next(&host); // skips those of earlier steps
+        task.next(&host); // skips those of earlier steps
     }
 
-    let mut one =
-        args.compare.then(|| (with_adapters_of(in_memory.apply_lora(lora), &model), optimizer.clone()));
+    let mut one = match args.compare {
+        false => None,
+        true => {
+            let saved = ParamGroup::from_regex(T::SAVED).map_err(|error| format!("{error:?}"))?;
+            let record = model.clone().into_record_group(saved).allow_partial(true);
+            Some(Comparison::<T>::new(task.adapted(in_memory).load_record(record), optimizer.clone()))
+        }
+    };
     println!(
         "{} of {} are trained",
         human_bytes(trainable_bytes(&model)),
@@ -243,40 +244,17 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     drop(model);
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {elapsed}, loss {msg}")?;
     let progress = ProgressBar::new(args.steps as u64).with_style(style).with_position(done as u64);
-    let (mut last_loss, mut largest_difference) = (f32::NAN, 0f32);
+    let mut last_loss = f32::NAN;
     for step in done..args.steps {
-        let batch = passages.next(&host);
-        let parts = divide(&batch, replicas.devices());
-        let lost = |error: ParallelError| {
-            let reason = match &error {
-                ParallelError::Devices { failed } => {
-                    // Those that only own weights come after those of the replicas.
-                    let of = |failure: &DeviceFailure| match addresses.get(failure.index) {
-                        Some(address) => format!("\n{address}: {}", failure.error),
-                        None => format!("\n{:?}: {}", failure.device, failure.error),
-                    };
-                    format!("the connection is lost to{}", failed.iter().map(of).collect::<String>())
-                }
-                _ => error.to_string(),
-            };
-            let go_on = match checkpoints.as_ref().and_then(Checkpoint::last) {
-                Some(saved) => format!("\n--resume goes on after the {saved} steps of the last checkpoint"),
-                None => String::new(),
-            };
-            format!("step {}: {reason}{go_on}", step + 1)
-        };
-        let (loss, gradients) = replicas.backward(parts, |model, (tokens, next)| model.loss(tokens, next))?;
+        let lost = |error| lost(error, step, &addresses, checkpoints.as_ref());
+        let batch = task.next(&host);
+        let parts = divide::<T>(&batch, args.batch_size, replicas.devices());
+        let (loss, gradients) = replicas.backward(parts, T::loss).map_err(lost)?;
         // If a server is gone, this fails before the parameters change.
         replicas.sync().map_err(lost)?;
         let loss = loss.try_into_data()?.iter::<f32>().next().unwrap_or(f32::NAN);
-
-        if let Some((model, optimizer)) = one.take() {
-            let (tokens, next) = batch;
-            let whole = GradientsParams::from_grads(model.loss(tokens, next).backward(), &model);
-            largest_difference = worse(largest_difference, difference(&model, &gradients, &whole));
-            let mut optimizer = optimizer;
-            let model = optimizer.step(args.learning_rate, model, whole);
-            one = Some((model, optimizer));
+        if let Some(one) = &mut one {
+            one.step(args.learning_rate, batch, &gradients, replicas.module());
         }
         replicas.update(|model| optimizer.step(args.learning_rate, model, gradients));
         if let Some(checkpoints) = &checkpoints
@@ -302,83 +280,76 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     for (server, idle) in local.iter().zip(&idle) {
         if let Some((peak, idle)) = server.peak().zip(*idle) {
             println!(
-                "{}: at most {} more than idle",
+                "{}: at most {}, {} more than idle",
                 server.address(),
+                human_bytes(peak),
                 human_bytes(peak.saturating_sub(idle))
             );
         }
     }
-    if args.compare {
-        println!(
-            "largest difference to the gradients of one device: {largest_difference:.1e} of the largest"
-        );
-        if largest_difference.is_nan() || largest_difference > TOLERANCE {
-            return Err(format!("gradients differ by {largest_difference}").into());
-        }
+    one.map_or(Ok(()), |one| one.finish())
+}
+
+fn check(args: &Args) -> Result<(), Box<dyn Error>> {
+    if args.rank == 0 || args.length == 0 || args.batch_size == 0 || args.every == 0 {
+        return Err("rank, length, batch size and steps between checkpoints must be at least 1".into());
+    }
+    if args.width == 0 || !args.width.is_multiple_of(2 * HEADS) {
+        return Err(format!("the width must be a multiple of {}", 2 * HEADS).into());
+    }
+    if args.model == Model::Resnet && args.shard.contains(&Shard::Frozen) {
+        return Err("the residual network has no frozen weights".into());
     }
     Ok(())
 }
 
-/// The parts of a batch, each on its device, with the number of its passages.
-fn divide((tokens, next): &Batch, devices: &[Device]) -> Vec<(Batch, usize)> {
-    let [batch, _] = tokens.dims();
+fn replica_options(args: &Args) -> ReplicaOptions {
+    let mut options = ReplicaOptions::new();
+    if args.shard.contains(&Shard::Optimizer) {
+        options = options.with_sharded_optimizer();
+    }
+    if args.model == Model::Resnet {
+        options = options.with_synchronized_batch_norm();
+    }
+    match args.timeout {
+        Some(seconds) => options.with_timeout(Duration::from_secs(seconds)),
+        None => options,
+    }
+}
+
+/// What to tell the user when servers are lost in a step.
+fn lost(error: ParallelError, step: usize, addresses: &[String], checkpoints: Option<&Checkpoint>) -> String {
+    let reason = match &error {
+        ParallelError::Devices { failed } => {
+            // Those that only own weights come after those of the replicas.
+            let of = |failure: &DeviceFailure| match addresses.get(failure.index) {
+                Some(address) => format!("\n{address}: {}", failure.error),
+                None => format!("\n{:?}: {}", failure.device, failure.error),
+            };
+            format!("the connection is lost to{}", failed.iter().map(of).collect::<String>())
+        }
+        ParallelError::TimedOut { devices, after } => {
+            let of = |&index: &usize| match addresses.get(index) {
+                Some(address) => format!("\n{address}"),
+                None => "\na server that has frozen weights".into(),
+            };
+            format!("no answer within {after:?} from{}", devices.iter().map(of).collect::<String>())
+        }
+        _ => error.to_string(),
+    };
+    let go_on = match checkpoints.and_then(Checkpoint::last) {
+        Some(saved) => format!("\n--resume goes on after the {saved} steps of the last checkpoint"),
+        None => String::new(),
+    };
+    format!("step {}: {reason}{go_on}", step + 1)
+}
+
+/// The parts of a batch, each on its device, with the number of its items.
+fn divide<T: Task>(batch: &T::Batch, items: usize, devices: &[Device]) -> Vec<(T::Batch, usize)> {
     let part = |(index, device): (usize, &Device)| {
-        let rows = batch * index / devices.len()..batch * (index + 1) / devices.len();
-        let of = |tensor: &Tensor<2, burn::tensor::Int>| tensor.clone().slice(rows.clone()).to_device(device);
-        let items = rows.len();
-        ((of(tokens), of(next)), items)
+        let rows = items * index / devices.len()..items * (index + 1) / devices.len();
+        let count = rows.len();
+        (T::part(batch, rows, device), count)
     };
     devices.iter().enumerate().map(part).collect()
-}
-
-/// The model with the adapters of another one.
-fn with_adapters_of<M: Module>(model: M, other: &M) -> M {
-    let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").expect("a regular expression");
-    model.load_record(other.clone().into_record_group(adapters).allow_partial(true))
-}
-
-fn trainable_bytes(model: &impl Module) -> u64 {
-    struct Bytes(u64);
-    impl ModuleVisitor for Bytes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if param.is_require_grad() {
-                self.0 += (param.shape().num_elements() * param.val().dtype().size()) as u64;
-            }
-        }
-    }
-    let mut bytes = Bytes(0);
-    model.visit(&mut bytes);
-    bytes.0
-}
-
-/// The larger number, or NaN if one is.
-fn worse(a: f32, b: f32) -> f32 {
-    if a.is_nan() || a > b { a } else { b }
-}
-
-/// The largest difference of gradients, relative to the largest gradient. Infinite if they belong to different parameters.
-fn difference(model: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
-    struct Compare<'a> {
-        ours: &'a GradientsParams,
-        whole: &'a GradientsParams,
-        largest: f32,
-        difference: f32,
-    }
-    impl ModuleVisitor for Compare<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            match (self.ours.get::<D>(param.id), self.whole.get::<D>(param.id)) {
-                (Some(ours), Some(whole)) => {
-                    let (ours, whole) = (ours.to_device(&whole.device()), whole.cast(FloatDType::F32));
-                    let max = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
-                    self.largest = worse(self.largest, max(whole.clone()));
-                    self.difference = worse(self.difference, max(ours - whole));
-                }
-                (None, None) => {}
-                _ => self.difference = f32::INFINITY,
-            }
-        }
-    }
-    let mut compare = Compare { ours, whole, largest: 0.0, difference: 0.0 };
-    model.visit(&mut compare);
-    compare.difference / compare.largest
 }

@@ -10,9 +10,20 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Starts this program as a server, and waits until it listens.
-    pub fn start() -> io::Result<Self> {
-        let mut process = Command::new(env::current_exe()?)
+    /// Starts this program as a server, and waits until it listens. Its address space has at most so many MiB.
+    pub fn start(limit: Option<u64>) -> io::Result<Self> {
+        let program = env::current_exe()?;
+        let mut command = match limit {
+            None => Command::new(program),
+            Some(mib) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10)]).arg(program);
+                // Freed memory returns to the system, and threads share what is reserved.
+                shell.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
+                shell
+            }
+        };
+        let mut process = command
             .args(["--serve", "0"])
             .env("RUST_LOG", "off") // its peers end before it does
             .stdin(Stdio::null())

@@ -4,7 +4,6 @@
 #![recursion_limit = "256"]
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
-use burn::remote::RemoteHost;
 use burn::server::{
     RemoteServer, WebSocketTransport,
     telemetry::{TelemetryEvent, TelemetryProbe, TelemetrySubscription, TransferPhase},
@@ -15,25 +14,27 @@ use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::parallel::{FrozenOptions, ParallelError, ReplicaOptions, Replicas, shard_frozen};
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::text::llama::{LanguageModel, memsave::Llama};
-use checkpoint::Checkpoint;
+use checkpoint::{ADAPTERS, Checkpoint};
 use model::{ADAPTER_FACTORS, Batch, SIZE, Shift, adapted, language_model, tokens};
-use std::io::{BufRead, BufReader};
+use server::{Server, connect};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::{env, fs, thread};
 
 #[path = "../../examples/finetune_ddp/checkpoint.rs"]
 mod checkpoint;
+mod faults;
 mod model;
+mod server;
 #[path = "../table/mod.rs"]
 mod table;
 #[path = "../wgpu/table_walk.rs"]
 mod table_walk;
+mod wire;
 
 /// A server in a thread of this process, until it ends.
 fn serve(server: RemoteServer) -> Device {
-    connect(&listen(server))
+    connect(&listen(server), 0)
 }
 
 /// The address of a server in a thread of this process, until it ends.
@@ -42,10 +43,6 @@ fn listen(server: RemoteServer) -> String {
     let address = format!("ws://{}", listener.local_addr().expect("its address"));
     thread::spawn(move || server.serve(WebSocketTransport::from_listener(listener)));
     address
-}
-
-fn connect(address: &str) -> Device {
-    Device::remote_options(&RemoteHost::websocket(address)).init().expect("a server that listens")
 }
 
 /// What the rows of the table are computed on.
@@ -182,10 +179,7 @@ fn two_servers_equal_one_device() {
 /// A server with a second device, for frozen weights.
 fn with_store() -> [Device; 2] {
     let address = listen(RemoteServer::new([Device::flex(), Device::flex()]));
-    [0, 1].map(|index| {
-        let options = Device::remote_options(&RemoteHost::websocket(&address)).device_index(index);
-        options.init().expect("a server that listens")
-    })
+    [0, 1].map(|index| connect(&address, index))
 }
 
 /// Frozen weights, gradients and the state of Adam in parts on two and four servers: gradients and values of twenty steps.
@@ -254,41 +248,6 @@ fn lazy_weights_of_another_backend_are_refused() {
     assert!(matches!(&refused, ParallelError::Lazy { index: 1, .. }), "{refused}");
 }
 
-/// A server in a process of its own.
-struct Server(Child);
-
-impl Server {
-    fn start() -> (Self, Device) {
-        let mut process = Command::new(env::current_exe().expect("this program"))
-            .args(["--exact", "a_server", "--ignored", "--nocapture"])
-            .env("RUST_LOG", "off")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program runs");
-        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let address = lines.find_map(|line| {
-            let line = line.expect("text");
-            line.find("ws://").map(|at| line[at..].trim().to_string())
-        });
-        (Self(process), connect(&address.expect("an address")))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.0.kill().expect("a process that runs");
-        self.0.wait().expect("its end");
-    }
-}
-
-#[test]
-#[ignore = "what `Server` runs"]
-fn a_server() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    println!("ws://{}", listener.local_addr().expect("its address"));
-    RemoteServer::new([Device::flex()]).serve(WebSocketTransport::from_listener(listener)).expect("serves");
-}
-
 /// A step with Adam; the loss, if the servers live.
 fn step(
     replicas: &mut Replicas<Llama>,
@@ -304,7 +263,12 @@ fn step(
 }
 
 fn two_servers() -> (Vec<Server>, Vec<Device>) {
-    (0..2).map(|_| Server::start()).map(|(server, device)| (server, device.autodiff())).unzip()
+    let start = |_| {
+        let server = Server::start();
+        let device = server.device(0).autodiff();
+        (server, device)
+    };
+    (0..2).map(start).unzip()
 }
 
 /// The error names the server that is gone, nothing waits for it, and the run goes on from its checkpoint as if nothing had been.
@@ -323,7 +287,7 @@ fn a_run_goes_on_after_a_server_died() {
     {
         let on = |devices| Replicas::with_options(&model, devices, &options).expect("two servers");
         let folder = tempfile::tempdir().expect("a folder");
-        let checkpoints = Checkpoint::new(folder.path().join("run"), "a run".into());
+        let checkpoints = Checkpoint::new(folder.path().join("run"), "a run".into(), ADAPTERS);
         assert!(checkpoints.last().is_none() && checkpoints.load(model.clone(), adam()).is_err());
         let (mut servers, devices) = two_servers();
         let (mut replicas, mut optimizer) = (on(devices), adam());
@@ -343,7 +307,7 @@ fn a_run_goes_on_after_a_server_died() {
         assert!(!saving.unwrap_or(false), "what is lost cannot be saved");
         let entries = |path| fs::read_dir(path).expect("a folder").count();
         assert!(entries(folder.path().join("run").join("step-3")) == 3 && checkpoints.last() == Some(3));
-        let another = Checkpoint::new(folder.path().join("run"), "another run".into());
+        let another = Checkpoint::new(folder.path().join("run"), "another run".into(), ADAPTERS);
         assert!(another.load(model.clone(), adam()).is_err());
 
         let (model, mut optimizer, done) = checkpoints.load(model.clone(), adam()).expect("the checkpoint");

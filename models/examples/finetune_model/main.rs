@@ -25,7 +25,7 @@ use burn_memsave_models::{
     fused::{decoder::Llama, gpt2::Gpt2, gptj::GptJ},
 };
 use bytesize::ByteSize;
-use checkpoint::Checkpoint;
+use checkpoint::{ADAPTERS, Checkpoint};
 use clap::Parser;
 use family::Family;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -211,7 +211,8 @@ impl Run {
         let steps =
             (args.epochs * texts.len().div_ceil(args.batch_size)).min(args.steps.unwrap_or(usize::MAX));
 
-        let checkpoint = Checkpoint::new(args.output.join("state"), settings(&args, targets, &texts, alpha));
+        let checkpoint =
+            Checkpoint::new(args.output.join("state"), settings(&args, targets, &texts, alpha), ADAPTERS);
         let mut done = 0;
         match (args.resume, checkpoint.last()) {
             (true, _) => (model, optimizer, done) = checkpoint.load(model, optimizer)?,

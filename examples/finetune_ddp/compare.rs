@@ -1,0 +1,96 @@
+//! Compares gradients with those of one device with whole batches.
+use super::tasks::Task;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{FloatDType, Tensor};
+
+/// How far gradients may differ, relative to the largest: sums are rounded differently.
+const TOLERANCE: f32 = 1e-5;
+
+/// The same training on one device.
+pub struct Comparison<T: Task> {
+    /// `None` within a step.
+    model: Option<T::Model>,
+    optimizer: ModuleOptimizer,
+    largest_difference: f32,
+}
+
+impl<T: Task> Comparison<T> {
+    pub fn new(model: T::Model, optimizer: ModuleOptimizer) -> Self {
+        Self { model: Some(model), optimizer, largest_difference: 0.0 }
+    }
+
+    /// Trains a step with a whole batch, and compares its gradients with those of the replicas. `of_replicas`: the module before the step.
+    pub fn step(
+        &mut self,
+        learning_rate: f64,
+        batch: T::Batch,
+        ours: &GradientsParams,
+        of_replicas: &T::Model,
+    ) {
+        let Some(mut model) = self.model.take() else { return };
+        if T::DIVERGES {
+            model = model.load_record(of_replicas.clone().into_record());
+        }
+        let whole = GradientsParams::from_grads(T::loss(&model, batch).backward(), &model);
+        self.largest_difference = worse(self.largest_difference, difference(&model, ours, &whole));
+        self.model = Some(self.optimizer.step(learning_rate, model, whole));
+    }
+
+    /// Reports the largest difference, which is an error if it is too large.
+    pub fn finish(&self) -> Result<(), Box<dyn std::error::Error>> {
+        let difference = self.largest_difference;
+        println!("largest difference to the gradients of one device: {difference:.1e} of the largest");
+        match difference <= TOLERANCE {
+            true => Ok(()),
+            false => Err(format!("gradients differ by {difference}").into()),
+        }
+    }
+}
+
+/// The bytes of what is trained.
+pub fn trainable_bytes(model: &impl Module) -> u64 {
+    struct Bytes(u64);
+    impl ModuleVisitor for Bytes {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                self.0 += (param.shape().num_elements() * param.val().dtype().size()) as u64;
+            }
+        }
+    }
+    let mut bytes = Bytes(0);
+    model.visit(&mut bytes);
+    bytes.0
+}
+
+/// The larger number, or NaN if one is.
+fn worse(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// The largest difference of gradients, relative to the largest gradient. Infinite if they belong to different parameters.
+fn difference(model: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
+    struct Compare<'a> {
+        ours: &'a GradientsParams,
+        whole: &'a GradientsParams,
+        largest: f32,
+        difference: f32,
+    }
+    impl ModuleVisitor for Compare<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            match (self.ours.get::<D>(param.id), self.whole.get::<D>(param.id)) {
+                (Some(ours), Some(whole)) => {
+                    let (ours, whole) = (ours.to_device(&whole.device()), whole.cast(FloatDType::F32));
+                    let max = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
+                    self.largest = worse(self.largest, max(whole.clone()));
+                    self.difference = worse(self.difference, max(ours - whole));
+                }
+                (None, None) => {}
+                _ => self.difference = f32::INFINITY,
+            }
+        }
+    }
+    let mut compare = Compare { ours, whole, largest: 0.0, difference: 0.0 };
+    model.visit(&mut compare);
+    compare.difference / compare.largest
+}
