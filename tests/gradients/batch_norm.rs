@@ -23,6 +23,123 @@ pub fn with_gradient(setting: Setting) -> Setting {
     }
 }
 
+/// With an activation in the same passes.
+mod activated {
+    use super::*;
+    use burn::tensor::activation;
+    use burn_memsave::functional::{ElementActivation, PiecewiseLinear, Smooth};
+
+    /// Activations, and the same functions of Burn.
+    fn activations() -> [(ElementActivation, fn(Tensor<4>) -> Tensor<4>); 6] {
+        [
+            (PiecewiseLinear::Relu.into(), activation::relu),
+            (PiecewiseLinear::LeakyRelu { negative_slope: 0.1 }.into(), |z| activation::leaky_relu(z, 0.1)),
+            (PiecewiseLinear::Clamp { min: 0.0, max: 6.0 }.into(), |z| activation::hardtanh(z, 0.0, 6.0)),
+            (Smooth::Silu.into(), activation::silu),
+            (Smooth::HardSwish.into(), activation::hard_swish),
+            (Smooth::Tanh.into(), activation::tanh),
+        ]
+    }
+
+    fn ours(f: ElementActivation) -> impl Fn(&Operands) -> Tensor<4> {
+        move |t| F::batch_norm_train_activated(t.get(0), t.get(1), t.get(2), EPSILON, f).output
+    }
+
+    fn stock(f: fn(Tensor<4>) -> Tensor<4>) -> impl Fn(&Operands) -> Tensor<4> {
+        move |t| f(module::batch_norm_train(t.get(0), t.get(1), t.get(2), EPSILON).output)
+    }
+
+    fn inputs(shape: [usize; 4]) -> Vec<Input> {
+        [&[Input::random(shape)][..], &parameters(shape[1])].concat()
+    }
+
+    #[test]
+    fn equals_stock() {
+        for_all(64, (shapes(), settings(), 0..6usize), |(shape, setting, which)| {
+            let (f, stock_f) = activations()[which];
+            Check::new(inputs(shape), with_gradient(setting)).compare::<4>(&ours(f), &stock(stock_f));
+        });
+    }
+
+    /// Planes of a chunk and more, and of less; a single row of each channel.
+    #[test]
+    fn equals_stock_for_many_elements() {
+        for shape in [[2, 3, 70, 70], [1, 2, 128, 130], [64, 40, 2, 3], [40, 300, 1, 1]] {
+            for (f, stock_f) in activations() {
+                let check = Check::new(inputs(shape), Setting::of(DType::F64));
+                check.compare::<4>(&ours(f), &stock(stock_f));
+            }
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            for (f, stock_f) in activations() {
+                let check = Check::new(inputs([4, 3, 5, 3]), Setting::of(dtype));
+                check.compare::<4>(&ours(f), &stock(stock_f));
+            }
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        Check::new(inputs([3, 2, 3, 2]), Setting::default()).differentiate::<4>(&ours(Smooth::Silu.into()));
+    }
+
+    #[test]
+    fn takes_a_result_twice() {
+        let (ours, stock) = (ours(Smooth::Silu.into()), stock(activation::silu));
+        Check::new(inputs([3, 2, 3, 4]), Setting::default())
+            .compare::<4>(&|t| ours(t) + ours(t) * 0.5, &|t| stock(t) + stock(t) * 0.5);
+    }
+
+    #[test]
+    fn treats_odd_shapes_as_stock() {
+        for shape in [[0, 2, 3, 1], [2, 0, 3, 1], [2, 2, 0, 1], [2, 1, 2, 1]] {
+            let check = Check::new(inputs(shape), Setting::default());
+            check.compare_panics::<4>(&ours(PiecewiseLinear::Relu.into()), &stock(activation::relu));
+        }
+    }
+
+    /// The normalized elements that the backward pass recomputes are those of the forward pass, to the last bit.
+    #[test]
+    fn equals_the_two_operations() {
+        let device = Device::flex().autodiff();
+        for shape in [[3, 5, 33, 31], [8, 64, 7, 7]] {
+            let [x, dy] = [1, 2].map(|seed| {
+                let values = (0..shape.iter().product::<usize>() as u64)
+                    .map(|at| ((at * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0);
+                tensor::<4>(values.collect(), &shape, &device, DType::F32)
+            });
+            for (f, _) in activations() {
+                let run = |together: bool| {
+                    let x = x.clone().require_grad();
+                    let [gamma, beta] = [0.7, 0.1].map(|value| Tensor::<1>::full([shape[1]], value, &device));
+                    let y = match together {
+                        true => F::batch_norm_train_activated(x.clone(), gamma, beta, EPSILON, f).output,
+                        false => {
+                            let z = F::batch_norm_train(x.clone(), gamma, beta, EPSILON).output;
+                            match f {
+                                ElementActivation::Smooth(Smooth::Silu) => F::silu(z),
+                                ElementActivation::PiecewiseLinear(PiecewiseLinear::Relu) => F::relu(z),
+                                _ => return None,
+                            }
+                        }
+                    };
+                    let grads = (y.clone() * dy.clone()).sum().backward();
+                    Some([y.into_data(), x.grad(&grads).expect("tracked").into_data()])
+                };
+                if let Some(apart) = run(false) {
+                    let [y, dx] = run(true).expect("fused");
+                    y.assert_eq(&apart[0], true);
+                    dx.assert_approx_eq::<f32>(&apart[1], burn::tensor::Tolerance::absolute(1e-6));
+                }
+            }
+        }
+    }
+}
+
 mod batch_statistics {
     use super::*;
 

@@ -160,6 +160,28 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
     }
 }
 
+/// Replaces every `x` by the function of it, on this thread.
+pub fn change<E: CpuElement>(x: &mut [E], f: Smooth) {
+    struct Change<'a, E>(&'a mut [E]);
+    impl<E: CpuElement> Visitor<E::Acc, ()> for Change<'_, E> {
+        fn visit(self, curve: impl Curve<E::Acc>) {
+            vectorized(Values { x: self.0, curve });
+        }
+    }
+    f.with(Change(x));
+}
+
+/// Multiplies `y` by the slope at `read`, on this thread.
+pub fn multiply_by_slope<E: CpuElement>(y: &mut [E], read: &[E], f: Smooth) {
+    struct Slopes<'a, E>(&'a mut [E], &'a [E]);
+    impl<E: CpuElement> Visitor<E::Acc, ()> for Slopes<'_, E> {
+        fn visit(self, curve: impl Curve<E::Acc>) {
+            vectorized(Multiply::<_, _, true> { y: self.0, read: self.1, curve });
+        }
+    }
+    f.with(Slopes(y, read));
+}
+
 /// Replaces `x` by the function of it.
 struct Values<'a, E, C> {
     x: &'a mut [E],
