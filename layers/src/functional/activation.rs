@@ -115,7 +115,12 @@ smooth! {
 }
 
 /// `f(x)`, for a float `x`.
+///
+/// # Panics
+///
+/// Panics if the bounds of a piecewise linear activation are not in order.
 pub(crate) fn activate<const D: usize>(x: Tensor<D>, f: ElementActivation) -> Tensor<D> {
+    assert!(f.is_ordered(), "the bounds of {f:?} are not in order");
     match x.shape().num_elements() {
         0 => x,
         _ => Tensor::from_dispatch(f.of::<Dispatch>(x.into_dispatch())),

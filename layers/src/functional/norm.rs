@@ -127,7 +127,7 @@ pub fn batch_norm_train_activated<const D: usize>(
     activation: impl Into<ElementActivation>,
 ) -> BatchNormTrainOutput<D> {
     let activation = activation.into();
-    assert!(activation.is_ordered(), "the bounds of {activation:?} are in order");
+    assert!(activation.is_ordered(), "the bounds of {activation:?} are not in order");
     let keeps_x = x.is_tracked() || gamma.is_tracked() || !beta.is_tracked();
     let fit = require_parameters_of_channels(&x, &[Some(&gamma), Some(&beta)]);
     if fit.is_err() || !keeps_x || Member::current().is_some() {

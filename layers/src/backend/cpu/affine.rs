@@ -58,6 +58,7 @@ impl<E: CpuElement> Affine<E> {
     }
 
     /// Replaces a chunk of the values of `[batch, channels, ...]`, which begins at `start`, on this thread.
+    #[inline(always)]
     pub(crate) fn apply_to_chunk(&self, chunk: &mut [E], shape: &Shape, start: usize) {
         map_chunk(chunk, Runs::of(shape), start, &self.channels, AffineChannel::of);
     }
@@ -79,6 +80,7 @@ impl<E: CpuElement> Affine<E> {
     }
 
     /// Writes what values of `[batch, channels, ...]` become, from number `start` on, on this thread.
+    #[inline(always)]
     pub(crate) fn write_chunk<'a>(
         &self,
         values: &[E],

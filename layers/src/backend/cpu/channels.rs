@@ -17,6 +17,9 @@ const PART: usize = 1 << 15;
 /// The same where a channel has one element per item: the sums of a further part are 3 % of its elements at most.
 const PART_OF_ROWS: usize = 1 << 9;
 
+/// Elements of a channel in a block, at least, if there are as many.
+const FEWEST_OF_BLOCK: usize = 64;
+
 /// A tensor `[batch, channels, inner]`.
 pub(crate) struct Channels<'a, E> {
     pub(crate) values: &'a [E],
@@ -138,6 +141,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// Adds a part of the elements of consecutive channels, from the `first` on.
+    #[inline(always)]
     fn add_part<const N: usize>(
         &self,
         Part { items, elements }: &Part,
@@ -161,31 +165,37 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     /// Adds the moments of a part of consecutive channels, from the `first` on. It reads every element twice, but the second time from the
     /// cache.
     fn add_moments(&self, part: &Part, first: usize, moments: &mut [ChannelMoments]) {
-        let mut means = Vec::new();
+        let (mut sums, mut squares, mut means) = (Vec::new(), Vec::new(), Vec::new());
         for (part, channels) in self.blocks(part, moments.len()) {
             let (first, moments) = (first + channels.start, &mut moments[channels]);
             let count = (part.items.len() * part.elements.len()) as f64;
-            let [mut sums, mut squares] = [(); 2].map(|()| vec![[0.0]; moments.len()]);
+            for sums in [&mut sums, &mut squares] {
+                sums.clear();
+                sums.resize(moments.len(), [0.0]);
+            }
             self.add_part(&part, first, &Values(self.values), &mut sums);
             means.clear();
             means.extend(sums.iter().map(|[sum]| <E::Acc as CpuElement>::from_f64(sum / count)));
             self.add_part(&part, first, &Squares { values: self.values, means: &means, first }, &mut squares);
-            for ((moments, [sum]), [squares]) in moments.iter_mut().zip(sums).zip(squares) {
+            for ((moments, &[sum]), &[squares]) in moments.iter_mut().zip(&sums).zip(&squares) {
                 moments.merge(ChannelMoments { count, sum, squares });
             }
         }
     }
 
-    /// A part of consecutive channels in blocks that fit into the cache: of some rows, or of planes of some channels.
+    /// A part of consecutive channels in blocks that fit into the cache: items whose rows are as long as the whole, and where these are
+    /// long, some channels of them. An item's planes lie side by side, so that blocks are read in order; but every block has 64 elements
+    /// of a channel at least, because its moments have to be merged. Items follow from the shape only.
     fn blocks(&self, part: &Part, channels: usize) -> impl Iterator<Item = (Part, Range<usize>)> {
         let Part { items, elements } = part.clone();
-        let [most_items, most_channels] = match self.inner {
-            1 => [PART / self.channels, channels], // whatever the number of channels that a task takes
-            _ => [items.len(), PART / (items.len() * elements.len())],
+        let most_items = (PART / (self.channels * self.inner)).max(FEWEST_OF_BLOCK.div_ceil(self.inner));
+        let most_channels = match self.inner {
+            1 => channels,
+            _ => (PART / (most_items.min(items.len()) * elements.len())).max(1),
         };
-        chunks(items, most_items.max(1)).flat_map(move |items| {
+        chunks(items, most_items).flat_map(move |items| {
             let part = Part { items, elements: elements.clone() };
-            chunks(0..channels, most_channels.max(1)).map(move |channels| (part.clone(), channels))
+            chunks(0..channels, most_channels).map(move |channels| (part.clone(), channels))
         })
     }
 }
@@ -414,6 +424,39 @@ mod tests {
             for threads in [1, 2, 4, 16, 64] {
                 assert_eq!(sums(&values, threads), expected, "{shape:?}, {threads} threads");
                 assert_eq!(sums(&thirds, threads), of_thirds, "{shape:?}, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn moments_are_those_of_the_channels_whatever_the_number_of_threads() {
+        for shape in SHAPES.into_iter().chain([[300, 70, 4], [64, 5, 49], [900, 3, 1]]) {
+            let [_, channels, inner] = shape;
+            let values: Vec<f32> = values(shape).iter().map(|x| x / 3.0 + 1e3).collect();
+            let moments = |threads| {
+                let moments =
+                    parallel::pool(threads).install(|| Channels::of(&values, &Shape::new(shape)).moments());
+                moments.iter().flat_map(|of| [of.mean(), of.variance()]).map(f64::to_bits).collect::<Vec<_>>()
+            };
+            let found = moments(1);
+            for threads in [2, 4, 16, 64] {
+                assert_eq!(moments(threads), found, "{shape:?}, {threads} threads");
+            }
+            for (channel, found) in found.chunks(2).enumerate() {
+                let of_channel =
+                    || values.iter().enumerate().filter(|(at, _)| at / inner % channels == channel);
+                let count = of_channel().count() as f64;
+                let mean = of_channel().map(|(_, &x)| f64::from(x)).sum::<f64>() / count;
+                let variance = of_channel().map(|(_, &x)| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
+                let [of_mean, of_variance] = [found[0], found[1]].map(f64::from_bits);
+                assert!(
+                    count == 0.0 || (of_mean - mean).abs() <= 1e-5 * mean,
+                    "{shape:?}: {of_mean}, {mean}"
+                );
+                assert!(
+                    count == 0.0 || (of_variance - variance).abs() <= 1e-5 * variance,
+                    "{shape:?}: {of_variance}, {variance}"
+                );
             }
         }
     }

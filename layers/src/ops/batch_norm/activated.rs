@@ -9,7 +9,8 @@
 //! `z` never exists as a whole. The two operations one after the other keep as much, and for a piecewise linear `f` one bit per element
 //! more; but they write and read `z` in the forward pass and again in the backward pass. Stock Burn also keeps `z` or `y`.
 //!
-//! If only `beta` is tracked, the two operations may keep less, and should run instead. Where the kernels do not fuse, they do.
+//! If only `beta` is tracked, the two operations may keep less, and should run instead. They do run where the kernels do not fuse, and with a
+//! [policy](crate::saved) that rounds what is kept, for a piecewise linear `f`: a rounded `x` may lie in another piece.
 use super::{
     BETA, BatchNormKernels, BatchNormOps, BatchNormOutput, BatchNormTrain, GAMMA, INPUTS, SavedBatchNorm,
     Statistics, X,
@@ -28,6 +29,7 @@ use std::sync::Arc;
 
 /// An activation that is computed element by element.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum ElementActivation {
     /// With at most two slopes, such as ReLU.
     PiecewiseLinear(PiecewiseLinear),
@@ -68,7 +70,9 @@ extension! {
             epsilon: f64,
             activation: ElementActivation,
         ) -> BatchNormTrain<Self> {
-            if !<Self as Run>::Plain::fuses_activations() {
+            // Where `x` comes back rounded, pieces have to be those of the forward pass: their bits are kept.
+            let keeps_bits = policy::is_rounding() && matches!(activation, ElementActivation::PiecewiseLinear(_));
+            if keeps_bits || !<Self as Run>::Plain::fuses_activations() {
                 let BatchNormTrain { output, mean, variance } =
                     Self::memsave_batch_norm_train(x, gamma, beta, epsilon);
                 return BatchNormTrain { output: activation.of::<Self>(output), mean, variance };

@@ -55,7 +55,7 @@ macro_rules! curves {
         impl Smooth {
             /// Calls the visitor with the function, in the arithmetic of `A`. One call per variant, so that each gets loops of its own.
             #[inline(always)]
-            pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
+            pub(crate) fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
                 match self.capped::<A>() {$(
                     Self::$variant $({ $($field),+ })? => {
                         visitor.visit($variant::<A> { $($($field: num($field),)+)? of: PhantomData })

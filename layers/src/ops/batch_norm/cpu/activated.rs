@@ -23,7 +23,7 @@ use burn::tensor::{DType, bf16, f16};
 /// Elements of a chunk, about: of f32, `x`, `z` and `dy` take 96 KiB.
 const CHUNK: usize = 1 << 13;
 
-/// Planes of fewer elements are read again for the sums of their gradients, because the sums of each would take more than 2 % of it.
+/// Planes of fewer elements are read again for the sums of their gradients: sums of each, of 24 bytes, would be no small part of it.
 const LARGE_PLANE: usize = 1 << 8;
 
 impl<B: CpuBackend> ActivatedBatchNormKernels for B {
@@ -108,7 +108,7 @@ fn activated<B: CpuBackend, E: CpuElement>(
     activation: ElementActivation,
 ) -> FloatTensor<B> {
     let shape = x.shape();
-    let work = Work::of([smooth::COST, shape.num_elements()]);
+    let work = activation.work(shape.num_elements());
     let task = Runs::of(&shape).per_chunk(CHUNK);
     let change = |x: &mut [E]| {
         parallel::chunks_mut(x, task, work, |index, chunk| {
@@ -139,7 +139,7 @@ impl<E: CpuElement> Channels<'_, E> {
         let shape = self.shape();
         let runs = Runs::of(&shape);
         let task = runs.per_chunk(CHUNK);
-        let sums_of_runs = parallel::map_chunks_mut(dy, task, |index, dy| {
+        let of_chunk = |index: usize, dy: &mut [E]| {
             let start = index * task;
             let mut z = Vec::with_capacity(dy.len());
             let of_chunk =
@@ -153,7 +153,14 @@ impl<E: CpuElement> Channels<'_, E> {
                 });
             }
             sums
-        });
+        };
+        let sums_of_runs: Vec<_> = match activation.work(dy.len()).is_worth_it() {
+            true => parallel::map_chunks_mut(dy, task, of_chunk),
+            false => {
+                let chunks = dy.chunks_mut(task).enumerate();
+                chunks.map(|(index, dy)| vectorized(|| of_chunk(index, dy))).collect()
+            }
+        };
         if self.inner < LARGE_PLANE {
             return self.reduce(&Products { x: self.values, dy, mean });
         }
@@ -164,6 +171,14 @@ impl<E: CpuElement> Channels<'_, E> {
 }
 
 impl ElementActivation {
+    /// What the normalization of so many elements and the activation take.
+    fn work(self, elements: usize) -> Work {
+        match self {
+            Self::PiecewiseLinear(_) => Work::of([elements]),
+            Self::Smooth(_) => Work::of([smooth::COST, elements]),
+        }
+    }
+
     /// Replaces every `z` by `f(z)`, on this thread.
     fn change<E: CpuElement>(self, z: &mut [E]) {
         match self {
