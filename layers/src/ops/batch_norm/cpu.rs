@@ -3,11 +3,11 @@ use super::{BatchNormKernels, BatchNormOutput};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     affine::{Affine, inverse_std, scales},
-    channels::{Channels, Runs, Terms, map_channels},
+    channels::{ChannelMoments, Channels, Runs, Terms, map_channels},
     elementwise::UpdateWith,
     in_place::in_place_or_new,
     parallel::vectorized,
-    sums::{Moments, Sum},
+    sums::Moments,
     widened, with_element,
 };
 use crate::backend::wide;
@@ -15,6 +15,8 @@ use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
+
+mod activated;
 
 impl<B: CpuBackend> BatchNormKernels for B {
     fn train_batch_norm(
@@ -62,8 +64,7 @@ impl<B: CpuBackend> BatchNormKernels for B {
             let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
             if wanted[0] {
                 let dx = B::as_slice_mut(&mut dy);
-                let count = view.count() as f64;
-                let means: Vec<_> = sums.0.iter().map(|sums| sums.map(|sum| sum / count)).collect();
+                let means = sums.means(view.count());
                 view.x_backward(B::as_slice(&gamma), &mean, &inverse_std, &means, dx);
             }
             NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
@@ -209,6 +210,18 @@ fn of_channels<B: CpuBackend, E: CpuElement>(numbers: Vec<E::Acc>) -> FloatTenso
 struct GradientSums(Vec<[f64; 2]>);
 
 impl GradientSums {
+    /// From `sum(dy)` and `sum(dy * (x - mean))`.
+    fn new<A: CpuElement>(totals: Vec<[f64; 2]>, inverse_std: &[A]) -> Self {
+        let scaled =
+            totals.into_iter().zip(inverse_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
+        Self(scaled.collect())
+    }
+
+    /// The means of as many elements per channel.
+    fn means(&self, count: usize) -> Vec<[f64; 2]> {
+        self.0.iter().map(|sums| sums.map(|sum| sum / count as f64)).collect()
+    }
+
     fn beta<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[0])).collect()
     }
@@ -219,15 +232,13 @@ impl GradientSums {
 }
 
 impl<'a, E: CpuElement> Channels<'a, E> {
-    /// The mean and the biased variance of every channel, in two passes, so that a large mean does not cost digits of the variance.
+    /// The mean and the biased variance of every channel.
     fn statistics(&self) -> [Vec<E::Acc>; 2] {
-        let count = self.count() as f64;
-        let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
-        let acc = <E::Acc as CpuElement>::from_f64;
-        let mean: Vec<E::Acc> = mean.into_iter().map(acc).collect();
-        let squares = self.reduce(&Squares { x: self.values, mean: &mean });
-        let variance = squares.into_iter().map(|[sum]| acc(sum / count)).collect();
-        [mean, variance]
+        let moments = self.moments();
+        let each = |statistic: fn(&ChannelMoments) -> f64| {
+            moments.iter().map(|moments| <E::Acc as CpuElement>::from_f64(statistic(moments))).collect()
+        };
+        [each(ChannelMoments::mean), each(ChannelMoments::variance)]
     }
 
     /// `(x - mean) / std * gamma + beta`
@@ -244,10 +255,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
     fn gradient_sums(&self, mean: &[E::Acc], inverse_std: &[E::Acc], dy: &[E]) -> GradientSums {
-        let totals = self.reduce(&Products { x: self.values, dy, mean });
-        let scaled =
-            totals.into_iter().zip(inverse_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
-        GradientSums(scaled.collect())
+        GradientSums::new(self.reduce(&Products { x: self.values, dy, mean }), inverse_std)
     }
 
     /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`, with the means of every channel.
@@ -293,27 +301,6 @@ impl<'a, E: CpuElement> Channels<'a, E> {
                 vectorized(UpdateWith { x: dy, a: x, f: |dy, x| apply(line, dy, x) });
             }
         });
-    }
-}
-
-/// `(x - mean)^2`
-struct Squares<'a, E: CpuElement> {
-    x: &'a [E],
-    mean: &'a [E::Acc],
-}
-
-impl<E: CpuElement> Terms<1> for Squares<'_, E> {
-    fn of_plane(&self, channel: usize, elements: Range<usize>) -> [f64; 1] {
-        let mean = self.mean[channel];
-        let f = |x: E| (x.widen() - mean) * (x.widen() - mean);
-        [vectorized(Sum { values: &self.x[elements], f })]
-    }
-
-    #[inline(always)]
-    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; 1]]) {
-        for (([sum], x), &mean) in sums.iter_mut().zip(&self.x[elements]).zip(&self.mean[first..]) {
-            *sum += ((x.widen() - mean) * (x.widen() - mean)).into_f64();
-        }
     }
 }
 

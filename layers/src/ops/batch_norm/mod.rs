@@ -18,7 +18,7 @@
 //!
 //! If `x` is kept, here or by another step, the output is offered for [recomputation](crate::graph).
 //!
-//! `synchronized.rs` has the statistics of a batch that is divided among replicas.
+//! `activated.rs` has an activation in the same passes. `synchronized.rs` has the statistics of a batch that is divided among replicas.
 use super::row_norm::NormGrads;
 use crate::backend::{ChannelSums, composing_backends, widen};
 use crate::graph::policy;
@@ -27,12 +27,14 @@ use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor}
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
 
+mod activated;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod synchronized;
 
+pub use activated::{ActivatedBatchNormOps, ElementActivation};
 pub use synchronized::SynchronizedBatchNormOps;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
