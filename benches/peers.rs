@@ -30,7 +30,7 @@ struct Args {
     #[arg(long)]
     csv: Option<PathBuf>,
     /// Times the steps of this crate only, for a profiler.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     alone: bool,
     /// Only steps whose name contains this.
     #[arg(default_value = "")]

@@ -1,7 +1,7 @@
 //! One affine map per channel: a batch normalization with known statistics, and a ReLU after it.
 use super::{
     CpuElement,
-    channels::{Runs, map_channels, map_chunk},
+    channels::{Runs, map_channels, map_run},
     elementwise::Map,
     parallel::{self, Job, vectorized},
 };
@@ -60,7 +60,10 @@ impl<E: CpuElement> Affine<E> {
     /// Replaces a chunk of the values of `[batch, channels, ...]`, which begins at `start`, on this thread.
     #[inline(always)]
     pub(crate) fn apply_to_chunk(&self, chunk: &mut [E], shape: &Shape, start: usize) {
-        map_chunk(chunk, Runs::of(shape), start, &self.channels, AffineChannel::of);
+        let runs = Runs::of(shape);
+        runs.each_of(start, chunk, |_, channel, x| {
+            map_run(x, runs, channel, &self.channels, AffineChannel::of);
+        });
     }
 
     /// Replaces values by the ReLU of what they become.

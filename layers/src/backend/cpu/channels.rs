@@ -308,30 +308,25 @@ pub(crate) fn map_channels<E: CpuElement, P: Sync>(
     f: impl Fn(&P, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
     let runs = Runs::of(shape);
-    let (len, task) = (values.len(), runs.per_task(values.len()));
-    parallel::chunks_mut(values, task, len, |index, chunk| {
-        map_chunk(chunk, runs, index * task, parameters, f)
-    });
+    runs.each_mut(values, |_, channel, x| map_run(x, runs, channel, parameters, f));
 }
 
-/// The same of a chunk that begins at `start`, on this thread.
+/// The same of a run, which begins with a channel.
 #[inline(always)]
-pub(crate) fn map_chunk<E: CpuElement, P: Sync>(
-    chunk: &mut [E],
+pub(crate) fn map_run<E: CpuElement, P>(
+    x: &mut [E],
     runs: Runs,
-    start: usize,
+    channel: usize,
     parameters: &[P],
-    f: impl Fn(&P, E::Acc) -> E::Acc + Copy + Send + Sync,
+    f: impl Fn(&P, E::Acc) -> E::Acc,
 ) {
-    runs.each_of(start, chunk, |_, channel, x| {
-        if runs.inner == 1 {
-            let each = x.iter_mut().zip(&parameters[channel..]);
-            each.for_each(|(x, parameters)| *x = E::narrow(f(parameters, x.widen())));
-        } else {
-            let parameters = &parameters[channel];
-            vectorized(Update { x, f: |x| f(parameters, x) });
-        }
-    });
+    if runs.inner == 1 {
+        let each = x.iter_mut().zip(&parameters[channel..]);
+        each.for_each(|(x, parameters)| *x = E::narrow(f(parameters, x.widen())));
+    } else {
+        let parameters = &parameters[channel];
+        vectorized(Update { x, f: |x| f(parameters, x) });
+    }
 }
 
 /// Divides a tensor `[batch, channels, inner]` into runs: a plane or a piece of one, or if `inner` is 1, consecutive channels of one item.

@@ -83,10 +83,8 @@ extension! {
                 <Self as Run>::Plain::train_activated(of_x, of_gamma, of_beta, epsilon, activation);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            // As without an activation.
-            let are_kept =
-                policy::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
-            let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
+            let statistics = Statistics { mean, variance, epsilon };
+            let statistics = statistics.kept::<<Self as Run>::Plain>(output.dtype());
             let operation = Activated { output, statistics, epsilon, activation };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
@@ -136,13 +134,8 @@ impl<B: ActivatedBatchNormKernels> Operation<B, 3> for Activated<FloatTensor<B>>
     }
 
     fn forward_saving(&self, _: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self::Saved) {
-        let statistics = self.statistics.as_ref().map(|Statistics { mean, variance, epsilon }| {
-            let save = |name, statistic: &FloatTensor<B>| {
-                recorder.report().tensor(name, statistic.clone(), "an input is tracked")
-            };
-            let (mean, variance) = (save("mean", mean), save("variance", variance));
-            Arc::new(Statistics { mean, variance, epsilon: *epsilon })
-        });
+        // Where only beta is tracked, they would be computed again.
+        let statistics = self.statistics.as_ref().and_then(|statistics| statistics.saved(recorder));
         let norm = SavedBatchNorm { statistics, epsilon: self.epsilon };
         (self.output.clone(), SavedActivated { norm, activation: self.activation })
     }

@@ -26,15 +26,11 @@ impl<B: CpuBackend> BatchNormKernels for B {
         epsilon: f64,
     ) -> BatchNormOutput<B> {
         let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
-        let channels = gamma.shape();
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
             let [mean, variance] = view.statistics();
             let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            let [mean, variance] = [mean, variance]
-                .map(|statistic| statistic.into_iter().map(E::narrow).collect())
-                .map(|statistic| B::from_vec(statistic, channels.clone()));
-            BatchNormOutput { output: B::from_vec(output, x.shape()), mean, variance }
+            output_with::<B, E>(B::from_vec(output, x.shape()), [mean, variance])
         })
     }
 
@@ -50,24 +46,13 @@ impl<B: CpuBackend> BatchNormKernels for B {
         dy: FloatTensor<B>,
         wanted: [bool; 3],
     ) -> NormGrads<B> {
-        let (x, mut dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
-        let channels = gamma.shape();
+        let (x, dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let [mean, variance] = match statistics {
-                Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
-                None => view.statistics(),
-            };
+            let [mean, variance] = view.known_or_computed::<B>(statistics);
             let inverse_std = inverse_std(&variance, epsilon);
             let sums = view.gradient_sums(&mean, &inverse_std, B::as_slice(&dy));
-            let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
-            let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
-            if wanted[0] {
-                let dx = B::as_slice_mut(&mut dy);
-                let means = sums.means(view.count());
-                view.x_backward(B::as_slice(&gamma), &mean, &inverse_std, &means, dx);
-            }
-            NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
+            view.gradients::<B>(gamma, &mean, &inverse_std, &sums, dy, wanted)
         })
     }
 
@@ -200,6 +185,18 @@ impl<B: CpuBackend> BatchNormKernels for B {
     }
 }
 
+/// An output, and the mean and the variance that it was normalized with, rounded.
+fn output_with<B: CpuBackend, E: CpuElement>(
+    output: FloatTensor<B>,
+    statistics: [Vec<E::Acc>; 2],
+) -> BatchNormOutput<B> {
+    let [mean, variance] = statistics.map(|statistic| {
+        let channels = Shape::new([statistic.len()]);
+        B::from_vec(statistic.into_iter().map(E::narrow).collect(), channels)
+    });
+    BatchNormOutput { output, mean, variance }
+}
+
 /// A tensor `[channels]` of the type that sums are made in.
 fn of_channels<B: CpuBackend, E: CpuElement>(numbers: Vec<E::Acc>) -> FloatTensor<B> {
     let channels = Shape::new([numbers.len()]);
@@ -239,6 +236,37 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             moments.iter().map(|moments| <E::Acc as CpuElement>::from_f64(statistic(moments))).collect()
         };
         [each(ChannelMoments::mean), each(ChannelMoments::variance)]
+    }
+
+    /// Given statistics, or if there are none, those of the batch.
+    fn known_or_computed<B: CpuBackend>(&self, statistics: Option<[FloatTensor<B>; 2]>) -> [Vec<E::Acc>; 2] {
+        match statistics {
+            Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
+            None => self.statistics(),
+        }
+    }
+
+    /// Gradients with the statistics of the batch, given the sums of a [contiguous](CpuBackend::contiguous) `dy`; `wanted` says which of
+    /// x, gamma, beta.
+    fn gradients<B: CpuBackend>(
+        &self,
+        gamma: FloatTensor<B>,
+        mean: &[E::Acc],
+        inverse_std: &[E::Acc],
+        sums: &GradientSums,
+        mut dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        if wanted[0] {
+            let means = sums.means(self.count());
+            self.x_backward(B::as_slice(&gamma), mean, inverse_std, &means, B::as_slice_mut(&mut dy));
+        }
+        let per_channel = |grad: Vec<E>| B::from_vec(grad, gamma.shape());
+        NormGrads {
+            gamma: wanted[1].then(|| per_channel(sums.gamma())),
+            beta: wanted[2].then(|| per_channel(sums.beta())),
+            x: wanted[0].then_some(dy),
+        }
     }
 
     /// `(x - mean) / std * gamma + beta`

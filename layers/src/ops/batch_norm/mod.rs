@@ -63,10 +63,8 @@ extension! {
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            // If the input comes back rounded, its variance would include that of the rounding.
-            let are_kept =
-                policy::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
-            let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
+            let statistics = Statistics { mean, variance, epsilon };
+            let statistics = statistics.kept::<<Self as Run>::Plain>(output.dtype());
             let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
@@ -105,6 +103,12 @@ pub struct Statistics<T> {
 }
 
 impl<T: TensorMetadata + Clone> Statistics<T> {
+    /// Those of the batch, if they are kept; `None` if they are computed again from an `x` of this dtype.
+    fn kept<B: BatchNormKernels>(self, dtype: DType) -> Option<Self> {
+        // If the input comes back rounded, its variance would include that of the rounding.
+        (policy::is_rounding() || !B::rounds_batch_statistics(dtype)).then_some(self)
+    }
+
     /// The statistics, reported to the ledger, if the backward pass reads them.
     fn saved(&self, recorder: &Recorder<3>) -> Option<Arc<Self>> {
         let read = recorder.tracked(X) || recorder.tracked(GAMMA);

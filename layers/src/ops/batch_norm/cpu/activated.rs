@@ -1,5 +1,5 @@
 //! Batch normalizations with activations: chunks are normalized, and activated while they are in the cache.
-use super::{GradientSums, Products};
+use super::{GradientSums, Products, output_with};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     affine::{Affine, inverse_std},
@@ -7,7 +7,7 @@ use crate::backend::cpu::{
     in_place::in_place_or_new,
     parallel::{self, Work, vectorized},
     sums::Moments,
-    widened, with_element,
+    with_element,
 };
 use crate::ops::{
     batch_norm::{
@@ -43,10 +43,7 @@ impl<B: CpuBackend> ActivatedBatchNormKernels for B {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
             let [mean, variance] = view.statistics();
             let affine = Affine::new(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            let [mean, variance] = [mean, variance]
-                .map(|statistic| statistic.into_iter().map(E::narrow).collect())
-                .map(|statistic| B::from_vec(statistic, gamma.shape()));
-            BatchNormOutput { output: activated::<B, E>(x, &affine, activation), mean, variance }
+            output_with::<B, E>(activated::<B, E>(x, &affine, activation), [mean, variance])
         })
     }
 
@@ -78,25 +75,12 @@ impl<B: CpuBackend> ActivatedBatchNormKernels for B {
         let (x, mut dy, [gamma, beta]) = (B::contiguous(x), B::contiguous(dy), parameters.map(B::contiguous));
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let [mean, variance] = match statistics {
-                Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
-                None => view.statistics(),
-            };
+            let [mean, variance] = view.known_or_computed::<B>(statistics);
             let inverse_std = inverse_std(&variance, epsilon);
-            let gradient = B::as_slice_mut::<E>(&mut dy);
             let affine = Affine::new(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            let sums = view.activation_backward(&affine, &mean, activation, gradient);
+            let sums = view.activation_backward(&affine, &mean, activation, B::as_slice_mut(&mut dy));
             let sums = GradientSums::new(sums, &inverse_std);
-            if wanted[0] {
-                let means = sums.means(view.count());
-                view.x_backward(B::as_slice(&gamma), &mean, &inverse_std, &means, gradient);
-            }
-            let per_channel = |grad: Vec<E>| B::from_vec(grad, gamma.shape());
-            NormGrads {
-                gamma: wanted[1].then(|| per_channel(sums.gamma())),
-                beta: wanted[2].then(|| per_channel(sums.beta())),
-                x: wanted[0].then_some(dy),
-            }
+            view.gradients::<B>(gamma, &mean, &inverse_std, &sums, dy, wanted)
         })
     }
 }
@@ -142,9 +126,8 @@ impl<E: CpuElement> Channels<'_, E> {
         let of_chunk = |index: usize, dy: &mut [E]| {
             let start = index * task;
             let mut z = Vec::with_capacity(dy.len());
-            let of_chunk =
-                affine.write_chunk(self.values, &shape, start, &mut z.spare_capacity_mut()[..dy.len()]);
-            activation.multiply_by_slope(dy, of_chunk);
+            let z = affine.write_chunk(self.values, &shape, start, &mut z.spare_capacity_mut()[..dy.len()]);
+            activation.multiply_by_slope(dy, z);
             let mut sums = Vec::new();
             if self.inner >= LARGE_PLANE {
                 runs.each_of(start, dy, |start, channel, dy| {
