@@ -1,6 +1,6 @@
 //! Times steps of PyTorch, of stock Burn and of this crate in turns, and reports median milliseconds side by side.
 //!
-//! Run it with `cargo bench --bench peers [-- [--csv FILE] [PART_OF_A_NAME]]`. PyTorch's column needs a `python3` that can import torch.
+//! Run it with `cargo bench --bench peers [-- [--csv FILE] [--alone] [PART_OF_A_NAME]]`. PyTorch's column needs a `python3` that can import torch.
 //! `RAYON_NUM_THREADS` sets the threads of all three.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
@@ -29,6 +29,9 @@ struct Args {
     /// Also writes the table to this file.
     #[arg(long)]
     csv: Option<PathBuf>,
+    /// Times the steps of this crate only, for a profiler.
+    #[arg(long, conflicts_with = "csv")]
+    alone: bool,
     /// Only steps whose name contains this.
     #[arg(default_value = "")]
     filter: String,
@@ -68,6 +71,9 @@ const CASES: [(&str, Case); 4] = [
     ("running", Case::running(Tracked::Input)),
     ("norm", Case::batch(Tracked::Norm)),
 ];
+
+/// Of the names of networks whose batch norms activate in the same passes, by `forward_activated`.
+const ACTIVATED: &str = " (norms activate)";
 
 /// PyTorch in another process.
 struct Torch {
@@ -128,6 +134,8 @@ struct Row {
 /// The rows, and the peers in them.
 struct Peers {
     torch: Option<Torch>,
+    /// Whether only steps of this crate run.
+    alone: bool,
     filter: String,
     rows: Vec<Row>,
 }
@@ -151,12 +159,15 @@ impl Peers {
             return;
         }
         let mut times: [Vec<f64>; 3] = Default::default();
-        time(burn);
-        time(ours);
-        for _ in 0..rounds {
-            times[0].extend(self.torch.as_mut().map(|torch| torch.time(request)));
-            times[1].push(time(burn));
-            times[2].push(time(ours));
+        for round in 0..=rounds {
+            let milliseconds = [
+                self.torch.as_mut().map(|torch| torch.time(request)),
+                (!self.alone).then(|| time(burn)),
+                Some(time(ours)),
+            ];
+            if round > 0 {
+                times.iter_mut().zip(milliseconds).for_each(|(times, of_round)| times.extend(of_round));
+            }
         }
         let [torch, burn, ours] = times.map(median);
         let torch = self.torch.is_some().then_some(torch);
@@ -345,7 +356,8 @@ fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, In
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    let mut peers = Peers { torch: Torch::start(), filter: args.filter, rows: vec![] };
+    let torch = if args.alone { None } else { Torch::start() };
+    let mut peers = Peers { torch, alone: args.alone, filter: args.filter, rows: vec![] };
     for (name, sizes) in CONVOLUTIONS {
         peers.convolution(name, sizes);
     }
@@ -362,12 +374,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         peers.norm_relu(name, sizes);
     }
     for (number, depth) in [(18, ResNet::D18), (101, ResNet::D101)] {
-        let names = [&format!("ResNet-{number}")[..], &format!("resnet {number}")];
+        let (name, request) = (format!("ResNet-{number}"), format!("resnet {number}"));
+        let names = [&name[..], &request];
         peers.classifier::<_, vision::stock::resnet::Net, vision::memsave::resnet::Net>(names, depth);
+        let names = [&format!("{name}{ACTIVATED}")[..], &request];
+        peers.classifier::<_, vision::stock::resnet::Net, vision::activated::resnet::Net>(names, depth);
     }
+    let (name, request, net) = ("EfficientNetV2-S", "efficientnet", EfficientNet::V2S);
     peers.classifier::<_, vision::stock::efficientnet::Net, vision::memsave::efficientnet::Net>(
-        ["EfficientNetV2-S", "efficientnet"],
-        EfficientNet::V2S,
+        [name, request],
+        net,
+    );
+    peers.classifier::<_, vision::stock::efficientnet::Net, vision::activated::efficientnet::Net>(
+        [&format!("{name}{ACTIVATED}"), request],
+        net,
     );
     peers.encoder();
     peers.language_model();

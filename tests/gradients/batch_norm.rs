@@ -23,6 +23,146 @@ pub fn with_gradient(setting: Setting) -> Setting {
     }
 }
 
+/// With an activation in the same passes.
+mod activated {
+    use super::*;
+    use burn::tensor::activation;
+    use burn_memsave::functional::{ElementActivation, PiecewiseLinear, Smooth};
+    use burn_memsave::saved::SavedPolicy;
+
+    type Function = fn(Tensor<4>) -> Tensor<4>;
+
+    /// Activations, and the same functions of Burn and of this library.
+    fn activations() -> [(ElementActivation, Function, Function); 6] {
+        [
+            (PiecewiseLinear::Relu.into(), activation::relu, F::relu),
+            (
+                PiecewiseLinear::LeakyRelu { negative_slope: 0.1 }.into(),
+                |z| activation::leaky_relu(z, 0.1),
+                |z| F::leaky_relu(z, 0.1),
+            ),
+            (PiecewiseLinear::Clamp { min: 0.0, max: 6.0 }.into(), activation::relu6, F::relu6),
+            (Smooth::Silu.into(), activation::silu, F::silu),
+            (Smooth::HardSwish.into(), activation::hard_swish, F::hard_swish),
+            (Smooth::Tanh.into(), activation::tanh, F::tanh),
+        ]
+    }
+
+    fn ours(f: ElementActivation) -> impl Fn(&Operands) -> Tensor<4> {
+        move |t| F::batch_norm_train_activated(t.get(0), t.get(1), t.get(2), EPSILON, f).output
+    }
+
+    fn stock(f: Function) -> impl Fn(&Operands) -> Tensor<4> {
+        move |t| f(module::batch_norm_train(t.get(0), t.get(1), t.get(2), EPSILON).output)
+    }
+
+    /// NdArray computes some activations of f64 in f32.
+    fn check(shape: [usize; 4], setting: Setting) -> Check {
+        let check = Check::new(inputs(shape), setting);
+        if setting.dtype == DType::F64 { check.within(1e-6) } else { check }
+    }
+
+    fn inputs(shape: [usize; 4]) -> Vec<Input> {
+        [&[Input::random(shape)][..], &parameters(shape[1])].concat()
+    }
+
+    #[test]
+    fn equals_stock() {
+        for_all(64, (shapes(), settings(), 0..6usize), |(shape, setting, which)| {
+            let (f, stock_f, _) = activations()[which];
+            check(shape, with_gradient(setting)).compare::<4>(&ours(f), &stock(stock_f));
+        });
+    }
+
+    /// Planes of a chunk and more, and of less; a single row of each channel.
+    #[test]
+    fn equals_stock_for_many_elements() {
+        for shape in [[2, 3, 70, 70], [1, 2, 128, 130], [64, 40, 2, 3], [40, 300, 1, 1]] {
+            for (f, stock_f, _) in activations() {
+                check(shape, Setting::of(DType::F64)).compare::<4>(&ours(f), &stock(stock_f));
+            }
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            for (f, stock_f, _) in activations() {
+                let check = Check::new(inputs([4, 3, 5, 3]), Setting::of(dtype));
+                check.compare::<4>(&ours(f), &stock(stock_f));
+            }
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        Check::new(inputs([3, 2, 3, 2]), Setting::default()).differentiate::<4>(&ours(Smooth::Silu.into()));
+    }
+
+    #[test]
+    fn takes_a_result_twice() {
+        let (ours, stock) = (ours(Smooth::Silu.into()), stock(activation::silu));
+        Check::new(inputs([3, 2, 3, 4]), Setting::default())
+            .compare::<4>(&|t| ours(t) + ours(t) * 0.5, &|t| stock(t) + stock(t) * 0.5);
+    }
+
+    #[test]
+    fn treats_odd_shapes_as_stock() {
+        for shape in [[0, 2, 3, 1], [2, 0, 3, 1], [2, 2, 0, 1], [2, 1, 2, 1]] {
+            let check = Check::new(inputs(shape), Setting::default());
+            check.compare_panics::<4>(&ours(PiecewiseLinear::Relu.into()), &stock(activation::relu));
+        }
+    }
+
+    /// Output and gradients, also of inputs that are kept rounded: what is normalized again lies in the pieces of the forward pass.
+    #[test]
+    fn equals_the_two_operations() {
+        let device = Device::flex().autodiff();
+        for (shape, dtype, tolerance) in [
+            ([3, 5, 33, 31], DType::F32, 1e-5),
+            ([8, 64, 7, 7], DType::F32, 1e-5),
+            ([3, 5, 33, 31], DType::BF16, 1.0 / 64.0),
+        ] {
+            let numbers = |shape: [usize; 4], seed: u64| {
+                let values = (0..shape.iter().product::<usize>() as u64)
+                    .map(|at| ((at * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0);
+                tensor::<4>(values.collect(), &shape, &device, dtype)
+            };
+            for policy in [SavedPolicy::Keep, SavedPolicy::Half, SavedPolicy::HalfF16] {
+                for (f, _, apart) in activations() {
+                    let run = |forward: &dyn Fn(Tensor<4>, Tensor<1>, Tensor<1>) -> Tensor<4>| {
+                        let x = (numbers(shape, 1) * 0.5 + 3.0).detach().require_grad();
+                        let [gamma, beta] = [2, 3]
+                            .map(|seed| numbers([1, 1, 1, shape[1]], seed).flatten::<1>(0, 3).require_grad());
+                        // Nobody else holds it, so that it is kept as the policy says.
+                        let y = policy.scope(|| forward(x.clone() * 1.0, gamma.clone(), beta.clone()));
+                        let mut grads = (y.clone() * numbers(shape, 4)).sum().backward();
+                        let dx = x.grad_remove(&mut grads).expect("tracked").into_data();
+                        let of = |parameter: Tensor<1>| parameter.grad(&grads).expect("tracked").into_data();
+                        [y.into_data(), dx, of(gamma), of(beta)]
+                    };
+                    let found = run(&|x, gamma, beta| {
+                        F::batch_norm_train_activated(x, gamma, beta, EPSILON, f).output
+                    });
+                    let expected =
+                        run(&|x, gamma, beta| apart(F::batch_norm_train(x, gamma, beta, EPSILON).output));
+                    found[0].assert_eq(&expected[0], true);
+                    for (what, (found, expected)) in
+                        ["x", "gamma", "beta"].into_iter().zip(found[1..].iter().zip(&expected[1..]))
+                    {
+                        let scale = expected.iter::<f64>().fold(0.0, |scale: f64, x| scale.max(x.abs()));
+                        let near = found
+                            .iter::<f64>()
+                            .zip(expected.iter::<f64>())
+                            .all(|(found, expected)| (found - expected).abs() <= tolerance * scale);
+                        assert!(near, "{f:?} of {shape:?} in {dtype:?}, {policy:?}: {what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 mod batch_statistics {
     use super::*;
 

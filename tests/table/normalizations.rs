@@ -1,7 +1,8 @@
 //! Rows of normalizations.
-use super::{Check, IMAGES, Notes, ROWS, Row, Shapes, Twin, Visitor, kept, row};
+use super::{Case, Check, IMAGES, Input, Notes, ROWS, Row, Shapes, Twin, Visitor, kept, row};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, activation};
+use burn_memsave::functional::{ElementActivation, PiecewiseLinear, Smooth};
 
 const VARIANT: &[Check] = &[Check::Time];
 const OTHER_SIZES: &str = "the same kernels as the row before it";
@@ -18,6 +19,14 @@ pub fn visit(visitor: &mut impl Visitor) {
         module(device) |nn, [_, n, ..]|
             nn::BatchNormConfig::new(n).init(device).freeze().set_require_grad(true)
     }
+    let silu = |case: Case, x: Input<4>| if case.any() { x.floats() } else { 0 };
+    activated(visitor, "batch_norm, silu", Smooth::Silu.into(), silu, activation::silu);
+    // A ReLU keeps a bit where the norm keeps nothing.
+    let relu = |case: Case, x: Input<4>| match case {
+        Case::BiasOnly => x.bits(),
+        _ => normalized(case, x),
+    };
+    activated(visitor, "batch_norm, relu", PiecewiseLinear::Relu.into(), relu, activation::relu);
     row! {
         visitor, "layer_norm", NARROW, normalized, config(device) |nn, [.., n]| nn::LayerNormConfig::new(n)
     }
@@ -121,4 +130,30 @@ pub fn visit(visitor: &mut impl Visitor) {
         "layer": |nn, n| nn::LayerNormConfig::new(n), ;
         "rms": |nn, n| nn::RmsNormConfig::new(n), within(1e-5, "stock computes the root in f32");
     }
+}
+
+/// A batch norm that also activates.
+fn activated(
+    visitor: &mut impl Visitor,
+    name: &str,
+    f: ElementActivation,
+    kept: impl Fn(Case, Input<4>) -> usize + Sync,
+    stock: fn(Tensor<4>) -> Tensor<4>,
+) {
+    visitor.row(Row {
+        name: String::from(name),
+        shapes: IMAGES,
+        kept: Box::new(kept),
+        stock: Twin {
+            init: Box::new(|device, [_, n, ..]| burn::nn::BatchNormConfig::new(n).init(device)),
+            forward: Box::new(move |norm: &burn::nn::BatchNorm, x| stock(norm.forward(x))),
+        },
+        ours: Twin {
+            init: Box::new(|device, [_, n, ..]| burn_memsave::nn::BatchNormConfig::new(n).init(device)),
+            forward: Box::new(move |norm: &burn_memsave::nn::BatchNorm, x| norm.forward_activated(x, f)),
+        },
+        notes: Notes::default()
+            .within(1e-6, "NdArray computes some activations of f64 in f32")
+            .without(&[Check::Conversion], "as batch_norm"),
+    });
 }

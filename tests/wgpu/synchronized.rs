@@ -18,7 +18,7 @@ impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let is_trained = param.is_require_grad();
         param.map(|value| {
-            let value = value.detach().cast(self.0);
+            let value = value.detach().set_require_grad(false).cast(self.0);
             if is_trained { value.require_grad() } else { value }
         })
     }

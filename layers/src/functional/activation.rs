@@ -1,8 +1,8 @@
 //! Activations, gates and dropout.
 use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_alike, require_floats};
 use crate::ops::{
-    Approx, ApproxOps, DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, RReluOps, Smooth,
-    SmoothOps,
+    Approx, ApproxOps, DropoutOps, ElementActivation, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps,
+    RReluOps, Smooth, SmoothOps,
 };
 use burn::backend::Dispatch;
 use burn::nn::activation::RReluConfig;
@@ -112,6 +112,19 @@ smooth! {
     tanhshrink() = Smooth::Tanhshrink, "x - tanh(x)", keeps "`x`";
     sigmoid() = Smooth::Sigmoid, "1 / (1 + exp(-x))", keeps "its output";
     tanh() = Smooth::Tanh, "tanh(x)", keeps "its output";
+}
+
+/// `f(x)`, for a float `x`.
+///
+/// # Panics
+///
+/// Panics if the bounds of a piecewise linear activation are not in order.
+pub(crate) fn activate<const D: usize>(x: Tensor<D>, f: ElementActivation) -> Tensor<D> {
+    assert!(f.is_ordered(), "the bounds of {f:?} are not in order");
+    match x.shape().num_elements() {
+        0 => x,
+        _ => Tensor::from_dispatch(f.of::<Dispatch>(x.into_dispatch())),
+    }
 }
 
 macro_rules! approx {

@@ -31,6 +31,8 @@ mod preference;
 mod rotary;
 mod softmax;
 
+pub use crate::ops::{ElementActivation, PiecewiseLinear, Smooth};
+pub(crate) use activation::activate;
 pub use activation::*;
 pub use attention::attention;
 pub use conv::{
@@ -48,8 +50,8 @@ pub use loss::{
     cross_entropy, linear_cross_entropy, linear_jsd, linear_kl_div, linear_log_prob,
 };
 pub use norm::{
-    GivenNorm, add_rms_norm, batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm,
-    rms_norm,
+    GivenNorm, add_rms_norm, batch_norm, batch_norm_train, batch_norm_train_activated, group_norm,
+    layer_norm, local_response_norm, rms_norm,
 };
 pub use pool::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate,

@@ -1,12 +1,13 @@
 //! Normalizations.
+use super::activation::activate;
 use super::guard::{
     Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_parameters,
     require_parameters_of_channels,
 };
 use crate::graph::Member;
 use crate::ops::{
-    AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps,
-    SynchronizedBatchNormOps,
+    ActivatedBatchNormOps, AddRmsNormOps, BatchNormOps, ElementActivation, LocalResponse, LocalResponseOps,
+    RowNorm, RowNormOps, SynchronizedBatchNormOps,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
@@ -92,6 +93,49 @@ pub fn batch_norm_train<const D: usize>(
         None => Dispatch::memsave_batch_norm_train(x, gamma, beta, epsilon),
         Some(member) => Dispatch::memsave_batch_norm_synchronized(x, gamma, beta, epsilon, member),
     };
+    BatchNormTrainOutput {
+        output: Tensor::from_dispatch(result.output),
+        mean: Tensor::from_dispatch(result.mean),
+        variance: Tensor::from_dispatch(result.variance),
+    }
+}
+
+/// `f(z)` of `z`, the output of [`batch_norm_train`], which Burn does not have as one function.
+///
+/// On CPUs, both take the same passes over the elements: `z` is not written to memory, neither here nor in the backward pass. Keeps `x`.
+/// On devices, and if only `beta` is tracked, they run one after the other, and keep what they keep alone.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::functional::{self as F, PiecewiseLinear};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[1.0], [3.0]], &device).require_grad();
+/// let [gamma, beta] = [Tensor::<1>::ones([1], &device), Tensor::<1>::zeros([1], &device)];
+/// let y = F::batch_norm_train_activated(x, gamma, beta, 1e-5, PiecewiseLinear::Relu).output;
+/// y.to_data().assert_approx_eq::<f32>(&[[0.0f32], [1.0]].into(), burn::tensor::Tolerance::default());
+/// ```
+///
+/// # Panics
+///
+/// Panics if the bounds of a piecewise linear activation are not in order.
+pub fn batch_norm_train_activated<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+    activation: impl Into<ElementActivation>,
+) -> BatchNormTrainOutput<D> {
+    let activation = activation.into();
+    assert!(activation.is_ordered(), "the bounds of {activation:?} are not in order");
+    let keeps_x = x.is_tracked() || gamma.is_tracked() || !beta.is_tracked();
+    let fit = require_parameters_of_channels(&x, &[Some(&gamma), Some(&beta)]);
+    if fit.is_err() || !keeps_x || Member::current().is_some() {
+        let BatchNormTrainOutput { output, mean, variance } = batch_norm_train(x, gamma, beta, epsilon);
+        return BatchNormTrainOutput { output: activate(output, activation), mean, variance };
+    }
+    let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
+    let result = Dispatch::memsave_batch_norm_activated(x, gamma, beta, epsilon, activation);
     BatchNormTrainOutput {
         output: Tensor::from_dispatch(result.output),
         mean: Tensor::from_dispatch(result.mean),

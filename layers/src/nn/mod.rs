@@ -56,7 +56,8 @@
 //!
 //! If a frozen batch norm uses its running statistics, `conv.forward_norm_relu(x, &norm)` computes
 //! `relu(norm.forward(conv.forward(x)))` with a single pass over the result of the convolution, and keeps one bit per element
-//! of it.
+//! of it. With the statistics of the batch, `norm.forward_activated(x, Smooth::Silu)` computes `silu(norm.forward(x))`, for any
+//! activation of single elements, with half the passes on CPUs, and keeps the input only.
 //!
 //! **Attention** does not hold its weights (queries x keys) as a whole, unless they are few: it computes them in blocks, of
 //! about 1 MiB for every four threads on CPUs, and recomputes them in the backward pass. So memory grows linearly with the length

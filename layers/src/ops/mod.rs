@@ -50,7 +50,7 @@ pub use attention::{
     Attended, Attention, AttentionKernels, AttentionOps, ScoreGrads, ScoreRows, Scores, WeightDropout,
 };
 pub use avg_pool::AvgPoolOps;
-pub use batch_norm::{BatchNormOps, SynchronizedBatchNormOps};
+pub use batch_norm::{ActivatedBatchNormOps, BatchNormOps, ElementActivation, SynchronizedBatchNormOps};
 pub use bilinear::Weight;
 pub use conv::ConvOps;
 pub use conv_lora::ConvLoraOps;

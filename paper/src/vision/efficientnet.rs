@@ -75,7 +75,7 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.convs.iter().fold(x.clone(), |y, conv| self.silu.forward(conv.forward(y)));
+        let y = self.convs.iter().fold(x.clone(), |y, conv| conv.forward_silu(y, &self.silu));
         let y = self.excitation.iter().fold(y, |y, excitation| excitation.forward(y));
         let y = self.project.iter().fold(y, |y, project| project.forward(y));
         if self.is_residual { y + x } else { y }
@@ -119,10 +119,10 @@ impl Classifier for Net {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.silu.forward(self.stem.forward(images));
+        let x = self.stem.forward_silu(images, &self.silu);
         let blocks = self.stages.iter().flatten();
         let x = blocks.fold(x, |x, block| plan::block(block, x, Block::forward));
-        let x = self.mean.forward(self.silu.forward(self.last.forward(x)));
+        let x = self.mean.forward(self.last.forward_silu(x, &self.silu));
         self.head.forward(self.dropout.forward(x.flatten(1, 3)))
     }
 }

@@ -17,6 +17,7 @@ macro_rules! models {
             pub mod conv_norm {
                 use $nn;
                 include!("conv_norm.rs");
+                include!("activated_apart.rs");
             }
 
             /// Enlarging images.
@@ -80,6 +81,28 @@ macro_rules! models {
             }
         }
     };
+}
+
+/// Networks of our layers whose batch norms also activate.
+pub mod activated {
+    /// Convolutions with their batch norms.
+    pub mod conv_norm {
+        use burn_memsave::nn;
+        include!("conv_norm.rs");
+        include!("activated_together.rs");
+    }
+
+    /// Residual networks.
+    pub mod resnet {
+        use burn_memsave::nn;
+        include!("resnet.rs");
+    }
+
+    /// Networks found by architecture search.
+    pub mod efficientnet {
+        use burn_memsave::nn;
+        include!("efficientnet.rs");
+    }
 }
 
 models!(

@@ -46,10 +46,9 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.convs.iter().enumerate().fold(x.clone(), |y, (at, conv)| {
-            let y = if at > 0 { self.relu.forward(y) } else { y };
-            conv.forward(y)
-        });
+        let (last, others) = self.convs.split_last().expect("two or three convolutions");
+        let y = others.iter().fold(x.clone(), |y, conv| conv.forward_relu(y, &self.relu));
+        let y = last.forward(y);
         let shortcut = match &self.shortcut {
             Some(shortcut) => shortcut.forward(x),
             None => x,
@@ -121,7 +120,7 @@ impl<H: Module> Residual<H> {
 
     /// Features `[batch, channels, height / 32, width / 32]` of images `[batch, 3, height, width]`; larger ones with dilation.
     pub fn features(&self, images: Tensor<4>) -> Tensor<4> {
-        let x = self.pool.forward(self.relu.forward(self.stem.forward(images)));
+        let x = self.pool.forward(self.stem.forward_relu(images, &self.relu));
         let layers = [&self.layer1, &self.layer2, &self.layer3, &self.layer4];
         layers.into_iter().flatten().fold(x, |x, block| plan::block(block, x, Block::forward))
     }

@@ -1,7 +1,7 @@
 //! One affine map per channel: a batch normalization with known statistics, and a ReLU after it.
 use super::{
     CpuElement,
-    channels::{Runs, map_channels},
+    channels::{Runs, map_channels, map_run},
     elementwise::Map,
     parallel::{self, Job, vectorized},
 };
@@ -57,6 +57,15 @@ impl<E: CpuElement> Affine<E> {
         map_channels(values, shape, &self.channels, AffineChannel::of);
     }
 
+    /// Replaces a chunk of the values of `[batch, channels, ...]`, which begins at `start`, on this thread.
+    #[inline(always)]
+    pub(crate) fn apply_to_chunk(&self, chunk: &mut [E], shape: &Shape, start: usize) {
+        let runs = Runs::of(shape);
+        runs.each_of(start, chunk, |_, channel, x| {
+            map_run(x, runs, channel, &self.channels, AffineChannel::of);
+        });
+    }
+
     /// Replaces values by the ReLU of what they become.
     pub(crate) fn relu_in_place(&self, values: &mut [E], shape: &Shape) {
         map_channels(values, shape, &self.channels, AffineChannel::relu);
@@ -64,12 +73,31 @@ impl<E: CpuElement> Affine<E> {
 
     /// What values of `[batch, channels, ...]` become.
     pub(crate) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
+        let task = Runs::of(shape).per_task(values.len());
+        // SAFETY: `write_chunk` writes every element.
+        unsafe {
+            parallel::written(values.len(), task, values.len(), |index, chunk| {
+                self.write_chunk(values, shape, index * task, chunk);
+            })
+        }
+    }
+
+    /// Writes what values of `[batch, channels, ...]` become, from number `start` on, on this thread.
+    #[inline(always)]
+    pub(crate) fn write_chunk<'a>(
+        &self,
+        values: &[E],
+        shape: &Shape,
+        start: usize,
+        chunk: &'a mut [MaybeUninit<E>],
+    ) -> &'a mut [E] {
         assert_eq!(self.channels.len(), shape[1], "parameters for every channel");
         let runs = Runs::of(shape);
-        let write = |start: usize, channel: usize, y: &mut [MaybeUninit<E>]| {
+        runs.each_of(start, chunk, |start, channel, y| {
             let x = &values[start..start + y.len()];
             if runs.inner == 1 {
-                let triples = y.iter_mut().zip(x).zip(&self.channels[channel..]);
+                let channels = &self.channels[channel..channel + y.len()];
+                let triples = y.iter_mut().zip(x).zip(channels);
                 triples.for_each(|((y, x), channel)| {
                     y.write(E::narrow(channel.of(x.widen())));
                 });
@@ -77,14 +105,9 @@ impl<E: CpuElement> Affine<E> {
                 let channel = self.channels[channel];
                 vectorized(Map { x, y, f: |x| channel.of(x) });
             }
-        };
-        let task = runs.per_task(values.len());
-        // SAFETY: a run has an element per element of `x`, and a channel for each of them, and all of them are written.
-        unsafe {
-            parallel::written(values.len(), task, values.len(), |index, chunk| {
-                runs.each_of(index * task, chunk, write);
-            })
-        }
+        });
+        // SAFETY: a run has as many elements of `x`, and parameters of each, and all of them have been written.
+        unsafe { chunk.assume_init_mut() }
     }
 }
 

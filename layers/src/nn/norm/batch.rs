@@ -1,10 +1,10 @@
 //! Batch normalization, with the statistics of the batch or with running statistics.
-use crate::functional::{self, GivenNorm};
+use crate::functional::{self, ElementActivation, GivenNorm};
 use crate::graph::Member;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, RunningState};
-use burn::tensor::{Device, Tensor, assert_shape};
+use burn::tensor::{Device, Tensor, assert_shape, module::BatchNormTrainOutput};
 
 config_twin! {
     #[derive(Config, Debug)]
@@ -77,12 +77,51 @@ impl BatchNorm {
     ///
     /// Panics if the input has a rank below 2 or its second axis is not `num_features`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let [num_features] = self.gamma.shape().dims();
-        assert_shape!(input, [_, num_features, ..]);
+        self.require_features(&input);
         match self.uses_batch(&input.device()) {
-            true => self.forward_train(input),
+            true => self.forward_train(input, functional::batch_norm_train),
             false => self.forward_inference(input),
         }
+    }
+
+    /// Applies the layer, and then an activation: `activation(norm.forward(input))`.
+    ///
+    /// With the statistics of the batch, on CPUs, both take the same passes over the elements, forward and backward; see
+    /// [`batch_norm_train_activated`](functional::batch_norm_train_activated). For running statistics, see `forward_norm_relu` of
+    /// convolutions.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_memsave_layers::{functional::Smooth, nn::BatchNormConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let norm = BatchNormConfig::new(3).init(&device);
+    /// let x = Tensor::<4>::random([2, 3, 5, 5], Distribution::Default, &device);
+    /// let y = norm.forward_activated(x, Smooth::Silu);
+    /// assert_eq!(y.dims(), [2, 3, 5, 5]);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and if the bounds of a piecewise linear activation are not in order.
+    pub fn forward_activated<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        activation: impl Into<ElementActivation>,
+    ) -> Tensor<D> {
+        let activation = activation.into();
+        self.require_features(&input);
+        match self.uses_batch(&input.device()) {
+            true => self.forward_train(input, |x, gamma, beta, epsilon| {
+                functional::batch_norm_train_activated(x, gamma, beta, epsilon, activation)
+            }),
+            false => functional::activate(self.forward_inference(input), activation),
+        }
+    }
+
+    fn require_features<const D: usize>(&self, input: &Tensor<D>) {
+        let [num_features] = self.gamma.shape().dims();
+        assert_shape!(input, [_, num_features, ..]);
     }
 
     fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
@@ -112,9 +151,13 @@ impl BatchNorm {
         device.is_autodiff() && self.training.is_enabled()
     }
 
-    fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+    fn forward_train<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        normalize: impl FnOnce(Tensor<D>, Tensor<1>, Tensor<1>, f64) -> BatchNormTrainOutput<D>,
+    ) -> Tensor<D> {
         let device = input.device();
-        let result = functional::batch_norm_train(input, self.gamma.val(), self.beta.val(), self.epsilon);
+        let result = normalize(input, self.gamma.val(), self.beta.val(), self.epsilon);
         for (state, batch) in [(&self.running_mean, result.mean), (&self.running_var, result.variance)] {
             match Member::current() {
                 None => update(state, batch, self.momentum, &device),

@@ -3,11 +3,11 @@ use super::{BatchNormKernels, BatchNormOutput};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     affine::{Affine, inverse_std, scales},
-    channels::{Channels, Runs, Terms, map_channels},
+    channels::{ChannelMoments, Channels, Runs, Terms, map_channels},
     elementwise::UpdateWith,
     in_place::in_place_or_new,
     parallel::vectorized,
-    sums::{Moments, Sum},
+    sums::Moments,
     widened, with_element,
 };
 use crate::backend::wide;
@@ -15,6 +15,8 @@ use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
+
+mod activated;
 
 impl<B: CpuBackend> BatchNormKernels for B {
     fn train_batch_norm(
@@ -24,15 +26,11 @@ impl<B: CpuBackend> BatchNormKernels for B {
         epsilon: f64,
     ) -> BatchNormOutput<B> {
         let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
-        let channels = gamma.shape();
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
             let [mean, variance] = view.statistics();
             let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            let [mean, variance] = [mean, variance]
-                .map(|statistic| statistic.into_iter().map(E::narrow).collect())
-                .map(|statistic| B::from_vec(statistic, channels.clone()));
-            BatchNormOutput { output: B::from_vec(output, x.shape()), mean, variance }
+            output_with::<B, E>(B::from_vec(output, x.shape()), [mean, variance])
         })
     }
 
@@ -48,25 +46,13 @@ impl<B: CpuBackend> BatchNormKernels for B {
         dy: FloatTensor<B>,
         wanted: [bool; 3],
     ) -> NormGrads<B> {
-        let (x, mut dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
-        let channels = gamma.shape();
+        let (x, dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let [mean, variance] = match statistics {
-                Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
-                None => view.statistics(),
-            };
+            let [mean, variance] = view.known_or_computed::<B>(statistics);
             let inverse_std = inverse_std(&variance, epsilon);
             let sums = view.gradient_sums(&mean, &inverse_std, B::as_slice(&dy));
-            let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
-            let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
-            if wanted[0] {
-                let dx = B::as_slice_mut(&mut dy);
-                let count = view.count() as f64;
-                let means: Vec<_> = sums.0.iter().map(|sums| sums.map(|sum| sum / count)).collect();
-                view.x_backward(B::as_slice(&gamma), &mean, &inverse_std, &means, dx);
-            }
-            NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
+            view.gradients::<B>(gamma, &mean, &inverse_std, &sums, dy, wanted)
         })
     }
 
@@ -199,6 +185,18 @@ impl<B: CpuBackend> BatchNormKernels for B {
     }
 }
 
+/// An output, and the mean and the variance that it was normalized with, rounded.
+fn output_with<B: CpuBackend, E: CpuElement>(
+    output: FloatTensor<B>,
+    statistics: [Vec<E::Acc>; 2],
+) -> BatchNormOutput<B> {
+    let [mean, variance] = statistics.map(|statistic| {
+        let channels = Shape::new([statistic.len()]);
+        B::from_vec(statistic.into_iter().map(E::narrow).collect(), channels)
+    });
+    BatchNormOutput { output, mean, variance }
+}
+
 /// A tensor `[channels]` of the type that sums are made in.
 fn of_channels<B: CpuBackend, E: CpuElement>(numbers: Vec<E::Acc>) -> FloatTensor<B> {
     let channels = Shape::new([numbers.len()]);
@@ -209,6 +207,18 @@ fn of_channels<B: CpuBackend, E: CpuElement>(numbers: Vec<E::Acc>) -> FloatTenso
 struct GradientSums(Vec<[f64; 2]>);
 
 impl GradientSums {
+    /// From `sum(dy)` and `sum(dy * (x - mean))`.
+    fn new<A: CpuElement>(totals: Vec<[f64; 2]>, inverse_std: &[A]) -> Self {
+        let scaled =
+            totals.into_iter().zip(inverse_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
+        Self(scaled.collect())
+    }
+
+    /// The means of as many elements per channel.
+    fn means(&self, count: usize) -> Vec<[f64; 2]> {
+        self.0.iter().map(|sums| sums.map(|sum| sum / count as f64)).collect()
+    }
+
     fn beta<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[0])).collect()
     }
@@ -219,15 +229,44 @@ impl GradientSums {
 }
 
 impl<'a, E: CpuElement> Channels<'a, E> {
-    /// The mean and the biased variance of every channel, in two passes, so that a large mean does not cost digits of the variance.
+    /// The mean and the biased variance of every channel.
     fn statistics(&self) -> [Vec<E::Acc>; 2] {
-        let count = self.count() as f64;
-        let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
-        let acc = <E::Acc as CpuElement>::from_f64;
-        let mean: Vec<E::Acc> = mean.into_iter().map(acc).collect();
-        let squares = self.reduce(&Squares { x: self.values, mean: &mean });
-        let variance = squares.into_iter().map(|[sum]| acc(sum / count)).collect();
-        [mean, variance]
+        let moments = self.moments();
+        let each = |statistic: fn(&ChannelMoments) -> f64| {
+            moments.iter().map(|moments| <E::Acc as CpuElement>::from_f64(statistic(moments))).collect()
+        };
+        [each(ChannelMoments::mean), each(ChannelMoments::variance)]
+    }
+
+    /// Given statistics, or if there are none, those of the batch.
+    fn known_or_computed<B: CpuBackend>(&self, statistics: Option<[FloatTensor<B>; 2]>) -> [Vec<E::Acc>; 2] {
+        match statistics {
+            Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
+            None => self.statistics(),
+        }
+    }
+
+    /// Gradients with the statistics of the batch, given the sums of a [contiguous](CpuBackend::contiguous) `dy`; `wanted` says which of
+    /// x, gamma, beta.
+    fn gradients<B: CpuBackend>(
+        &self,
+        gamma: FloatTensor<B>,
+        mean: &[E::Acc],
+        inverse_std: &[E::Acc],
+        sums: &GradientSums,
+        mut dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        if wanted[0] {
+            let means = sums.means(self.count());
+            self.x_backward(B::as_slice(&gamma), mean, inverse_std, &means, B::as_slice_mut(&mut dy));
+        }
+        let per_channel = |grad: Vec<E>| B::from_vec(grad, gamma.shape());
+        NormGrads {
+            gamma: wanted[1].then(|| per_channel(sums.gamma())),
+            beta: wanted[2].then(|| per_channel(sums.beta())),
+            x: wanted[0].then_some(dy),
+        }
     }
 
     /// `(x - mean) / std * gamma + beta`
@@ -244,10 +283,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
     fn gradient_sums(&self, mean: &[E::Acc], inverse_std: &[E::Acc], dy: &[E]) -> GradientSums {
-        let totals = self.reduce(&Products { x: self.values, dy, mean });
-        let scaled =
-            totals.into_iter().zip(inverse_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
-        GradientSums(scaled.collect())
+        GradientSums::new(self.reduce(&Products { x: self.values, dy, mean }), inverse_std)
     }
 
     /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`, with the means of every channel.
@@ -293,27 +329,6 @@ impl<'a, E: CpuElement> Channels<'a, E> {
                 vectorized(UpdateWith { x: dy, a: x, f: |dy, x| apply(line, dy, x) });
             }
         });
-    }
-}
-
-/// `(x - mean)^2`
-struct Squares<'a, E: CpuElement> {
-    x: &'a [E],
-    mean: &'a [E::Acc],
-}
-
-impl<E: CpuElement> Terms<1> for Squares<'_, E> {
-    fn of_plane(&self, channel: usize, elements: Range<usize>) -> [f64; 1] {
-        let mean = self.mean[channel];
-        let f = |x: E| (x.widen() - mean) * (x.widen() - mean);
-        [vectorized(Sum { values: &self.x[elements], f })]
-    }
-
-    #[inline(always)]
-    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; 1]]) {
-        for (([sum], x), &mean) in sums.iter_mut().zip(&self.x[elements]).zip(&self.mean[first..]) {
-            *sum += ((x.widen() - mean) * (x.widen() - mean)).into_f64();
-        }
     }
 }
 

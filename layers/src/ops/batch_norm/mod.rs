@@ -18,7 +18,7 @@
 //!
 //! If `x` is kept, here or by another step, the output is offered for [recomputation](crate::graph).
 //!
-//! `synchronized.rs` has the statistics of a batch that is divided among replicas.
+//! `activated.rs` has an activation in the same passes. `synchronized.rs` has the statistics of a batch that is divided among replicas.
 use super::row_norm::NormGrads;
 use crate::backend::{ChannelSums, composing_backends, widen};
 use crate::graph::policy;
@@ -27,12 +27,14 @@ use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor}
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
 
+mod activated;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod synchronized;
 
+pub use activated::{ActivatedBatchNormOps, ElementActivation};
 pub use synchronized::SynchronizedBatchNormOps;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
@@ -61,10 +63,8 @@ extension! {
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            // If the input comes back rounded, its variance would include that of the rounding.
-            let are_kept =
-                policy::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
-            let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
+            let statistics = Statistics { mean, variance, epsilon };
+            let statistics = statistics.kept::<<Self as Run>::Plain>(output.dtype());
             let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
@@ -103,6 +103,12 @@ pub struct Statistics<T> {
 }
 
 impl<T: TensorMetadata + Clone> Statistics<T> {
+    /// Those of the batch, if they are kept; `None` if they are computed again from an `x` of this dtype.
+    fn kept<B: BatchNormKernels>(self, dtype: DType) -> Option<Self> {
+        // If the input comes back rounded, its variance would include that of the rounding.
+        (policy::is_rounding() || !B::rounds_batch_statistics(dtype)).then_some(self)
+    }
+
     /// The statistics, reported to the ledger, if the backward pass reads them.
     fn saved(&self, recorder: &Recorder<3>) -> Option<Arc<Self>> {
         let read = recorder.tracked(X) || recorder.tracked(GAMMA);

@@ -5,7 +5,7 @@ use crate::backend::cpu::{
     bit_mask::{BITS, PACKED_AT_ONCE, TASK, pack, pack_all, packs},
     elementwise::{nothing, stored},
     in_place::in_place_or_new,
-    parallel::{self, Job, Work},
+    parallel::{self, Job, Work, vectorized},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -104,6 +104,19 @@ impl PiecewiseLinear {
     }
 }
 
+impl PiecewiseLinear {
+    /// Replaces every `x` by its value, on this thread.
+    pub(in crate::ops) fn change<E: CpuElement>(self, x: &mut [E]) {
+        self.with(Change(x));
+    }
+
+    /// Multiplies `dy` by the slope at `x`, on this thread.
+    pub(in crate::ops) fn multiply_by_slope<E: CpuElement>(self, dy: &mut [E], x: &[E]) {
+        let slopes = self.slopes().map(<E::Acc as CpuElement>::from_f64);
+        self.with(Slopes { dy, x, slopes });
+    }
+}
+
 /// What to do with a function `x -> (value, bit)` whose type is known only inside.
 trait Visitor<T, R> {
     fn visit(self, f: impl Fn(T) -> (T, bool) + Copy + Send + Sync) -> R;
@@ -130,6 +143,56 @@ impl<B: CpuBackend, E: CpuElement> Visitor<E, FloatTensor<B>> for Values<B> {
                 })
             }
         })
+    }
+}
+
+/// Replaces elements by their values.
+struct Change<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E, ()> for Change<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
+        struct ChangeBy<'a, E, F>(&'a mut [E], F);
+        impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for ChangeBy<'_, E, F> {
+            type Result = ();
+
+            #[inline(always)]
+            fn run(self) {
+                let nothing = nothing();
+                for x in self.0 {
+                    *x = stored((self.1)(*x).0, nothing);
+                }
+            }
+        }
+        vectorized(ChangeBy(self.0, f));
+    }
+}
+
+/// Multiplies `dy` by slopes at `x`.
+struct Slopes<'a, E: CpuElement> {
+    dy: &'a mut [E],
+    x: &'a [E],
+    /// Where the bit is clear, and where it is set.
+    slopes: [E::Acc; 2],
+}
+
+impl<E: CpuElement> Visitor<E, ()> for Slopes<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
+        struct SlopesBy<'a, E: CpuElement, F>(Slopes<'a, E>, F);
+        impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for SlopesBy<'_, E, F> {
+            type Result = ();
+
+            #[inline(always)]
+            fn run(self) {
+                let (Slopes { dy, x, slopes: [clear, set] }, f) = (self.0, self.1);
+                let is_flat = clear == E::Acc::zero(); // there the gradient is 0 even if `dy` is infinite
+                for (dy, &x) in dy.iter_mut().zip(x) {
+                    let wide = dy.widen();
+                    let off = if is_flat { clear } else { clear * wide };
+                    *dy = E::narrow(if f(x).1 { set * wide } else { off });
+                }
+            }
+        }
+        vectorized(SlopesBy(self, f));
     }
 }
 

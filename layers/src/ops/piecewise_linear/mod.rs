@@ -26,6 +26,7 @@ mod cube;
 ///
 /// Each variant is the function of the same name in [`burn::tensor::activation`], with the same treatment of ties and NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum PiecewiseLinear {
     /// `max(x, 0)`
     Relu,

@@ -55,7 +55,7 @@ macro_rules! curves {
         impl Smooth {
             /// Calls the visitor with the function, in the arithmetic of `A`. One call per variant, so that each gets loops of its own.
             #[inline(always)]
-            pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
+            pub(crate) fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
                 match self.capped::<A>() {$(
                     Self::$variant $({ $($field),+ })? => {
                         visitor.visit($variant::<A> { $($($field: num($field),)+)? of: PhantomData })
@@ -158,6 +158,28 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
         let work = parallel::Work::of([COST, self.0.len()]);
         parallel::chunks_mut(self.0, TASK, work, |_, x| vectorized(Values { x, curve }));
     }
+}
+
+/// Replaces every `x` by the function of it, on this thread.
+pub fn change<E: CpuElement>(x: &mut [E], f: Smooth) {
+    struct Change<'a, E>(&'a mut [E]);
+    impl<E: CpuElement> Visitor<E::Acc, ()> for Change<'_, E> {
+        fn visit(self, curve: impl Curve<E::Acc>) {
+            vectorized(Values { x: self.0, curve });
+        }
+    }
+    f.with(Change(x));
+}
+
+/// Multiplies `y` by the slope at `read`, on this thread.
+pub fn multiply_by_slope<E: CpuElement>(y: &mut [E], read: &[E], f: Smooth) {
+    struct Slopes<'a, E>(&'a mut [E], &'a [E]);
+    impl<E: CpuElement> Visitor<E::Acc, ()> for Slopes<'_, E> {
+        fn visit(self, curve: impl Curve<E::Acc>) {
+            vectorized(Multiply::<_, _, true> { y: self.0, read: self.1, curve });
+        }
+    }
+    f.with(Slopes(y, read));
 }
 
 /// Replaces `x` by the function of it.

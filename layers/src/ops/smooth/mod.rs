@@ -37,6 +37,7 @@ macro_rules! variants {
         /// Each variant is computed in f32 or in f64 as the tensor is, in one pass. Those that Burn has, too, have the names that they
         /// have in [`burn::tensor::activation`].
         #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
         pub enum Smooth {$(
             $(#[$doc])*
             $variant $({ $($(#[$of_field])* $field: f64,)+ })?,
