@@ -212,7 +212,6 @@ impl<M: Module> Replicas<M> {
         let (gradients_sent, values_sent) = Default::default();
         let (timeout, running) = (options.timeout, running_statistics(module));
         let frozen_sent_before = frozen_sent(&frozen);
-        sharings(&frozen).iter().for_each(|sharing| sharing.set_timeout(timeout));
         Ok(Self {
             devices,
             modules,
@@ -405,23 +404,6 @@ impl<M: Module> Replicas<M> {
             self.owners = Some(Owners::of_module(&first, self.devices.len()));
         }
         self.modules = std::iter::once(first).chain(others).collect();
-    }
-
-    /// Waits for every device.
-    ///
-    /// What servers compute fails late: [`backward`](Self::backward) and [`update`](Self::update) only give them the work. So call this
-    /// between the two, and again after the update:
-    ///
-    /// - An error between them leaves every parameter and the optimizer as they were, on devices that still answer.
-    /// - After an error that follows an update, some devices may have new values or states and others not: make new replicas from the last
-    ///   checkpoint, on as many devices as there are. A checkpoint that was written after a `sync` without an error is whole.
-    ///
-    /// # Errors
-    ///
-    /// Returns the devices that failed, or whose server is gone, or those of servers that did not answer in
-    /// [time](ReplicaOptions::with_timeout). Nothing says whether these are slow or gone.
-    pub fn sync(&self) -> Result<(), ParallelError> {
-        self.answers(self.timeout)
     }
 
     /// The replica on the first device.

@@ -1,77 +1,82 @@
 //! Steps on compute servers: what goes wrong because a server is gone or does not answer is an error that names its devices.
-use super::wait::wait_for;
+use super::wait::{Faults, wait_for, with_reason};
 use super::{ParallelError, Replicas, TIMEOUT};
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_memsave_layers::backend::remote::{Late, remote_id};
+use burn_memsave_layers::backend::remote::{NoAnswer, Step, remote_id};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Duration;
 
 impl<M: Module> Replicas<M> {
+    /// Waits for every device.
+    ///
+    /// What servers compute fails late: [`backward`](Self::backward) and [`update`](Self::update) only give them the work. So call this
+    /// between the two, and again after the update:
+    ///
+    /// - An error between them leaves every parameter and the optimizer as they were, on devices that still answer.
+    /// - After an error that follows an update, some devices may have new values or states and others not: make new replicas from the last
+    ///   checkpoint, on as many devices as there are. A checkpoint that was written after a `sync` without an error is whole.
+    ///
+    /// # Errors
+    ///
+    /// Returns the devices that failed, or whose server is gone, or those of servers that did not answer in
+    /// [time](super::ReplicaOptions::with_timeout), ten minutes after another failed by default. Nothing says whether these are slow or gone.
+    pub fn sync(&self) -> Result<(), ParallelError> {
+        wait_for(&self.all_devices(), self.timeout).error(self.timeout.unwrap_or(TIMEOUT))
+    }
+
     /// Runs a step. If it fails and devices do not answer, returns an error that names these: whoever reads from a server that is gone
     /// panics, and one that waits for another server is late itself. A panic for which no device is to blame passes.
     pub(super) fn naming_servers<R>(
         &self,
         step: impl FnOnce() -> Result<R, ParallelError>,
     ) -> Result<R, ParallelError> {
-        if !self.devices.iter().any(|device| remote_id(device).is_some()) {
+        if !self.has_servers() {
             return step();
         }
+        let devices = self.all_devices();
+        let position = |of: &Device| devices.iter().position(|device| is_same(device, of));
+        // Replicas wait for what others read.
+        let timeout = self.timeout.or(self.synchronized.is_some().then_some(TIMEOUT));
         // A step changes nothing in the replicas before it has succeeded.
-        match catch_unwind(AssertUnwindSafe(step)) {
-            Ok(Err(error @ (ParallelError::Replica { .. } | ParallelError::TimedOut { .. }))) => {
-                Err(self.blamed(error))
-            }
-            Ok(result) => result,
-            Err(panic) => match panic.downcast::<Late>() {
-                Ok(late) => {
-                    let devices = self.position(&late.device).into_iter().collect();
-                    Err(self.blamed(ParallelError::TimedOut { devices, after: late.after }))
-                }
-                Err(panic) => {
-                    self.answers(self.timeout.or(Some(TIMEOUT))).and_then(|()| resume_unwind(panic))
-                }
-            },
-        }
-    }
-
-    /// Waits for every device.
-    pub(super) fn answers(&self, timeout: Option<Duration>) -> Result<(), ParallelError> {
-        wait_for(&self.all_devices(), timeout)
-    }
-
-    /// The error of a step, or what is wrong with devices, if there is something.
-    fn blamed(&self, error: ParallelError) -> ParallelError {
-        match (error, self.answers(self.timeout.or(Some(TIMEOUT)))) {
-            (error, Ok(())) => error,
+        let ended =
+            catch_unwind(AssertUnwindSafe(|| Step::new(devices.iter().copied(), timeout).run(step)));
+        let mut faults = Faults::default();
+        match &ended {
+            Ok(Err(ParallelError::Replica { .. })) => (),
             // Those that were late before may answer by now.
-            (
-                ParallelError::TimedOut { devices: before, .. },
-                Err(ParallelError::TimedOut { mut devices, after }),
-            ) => {
-                devices.extend(before);
-                devices.sort_unstable();
-                devices.dedup();
-                ParallelError::TimedOut { devices, after }
+            Ok(Err(ParallelError::TimedOut { devices: late, .. })) => {
+                late.iter().for_each(|&index| faults.add(index, devices[index], None));
             }
-            (_, Err(of_devices)) => of_devices,
+            Ok(_) => return ended.unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(panic) => {
+                if let Some(NoAnswer { device, error }) = panic.downcast_ref() {
+                    let index = position(device).unwrap_or(devices.len());
+                    faults.add(index, device, error.clone().map(with_reason));
+                }
+            }
         }
+        let after = self.timeout.unwrap_or(TIMEOUT);
+        faults.extend(wait_for(&devices, Some(after)));
+        faults.error(after).and_then(|()| ended.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    /// The position of a device.
-    fn position(&self, device: &Device) -> Option<usize> {
-        let plain = |device: &Device| device.clone().without_autodiff();
-        self.all_devices().into_iter().position(|of| plain(of) == plain(device))
+    pub(super) fn has_servers(&self) -> bool {
+        self.all_devices().into_iter().any(|device| remote_id(device).is_some())
     }
 
     /// The devices of the replicas, then those that only own frozen weights.
-    pub(super) fn all_devices(&self) -> Vec<&Device> {
+    fn all_devices(&self) -> Vec<&Device> {
         let mut devices: Vec<&Device> = self.devices.iter().collect();
         for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
-            if !devices.contains(&weight.device()) {
+            if !devices.iter().any(|device| is_same(device, weight.device())) {
                 devices.push(weight.device());
             }
         }
         devices
     }
+}
+
+/// Whether two devices are the same, with autodiff or without.
+fn is_same(a: &Device, b: &Device) -> bool {
+    a.clone().without_autodiff() == b.clone().without_autodiff()
 }

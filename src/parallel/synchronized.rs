@@ -5,11 +5,12 @@ use super::{Given, ParallelError, Replicas, TIMEOUT, forward_entered, passes};
 use crate::gradient_steps::{Enter, leave};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor, TensorData};
-use burn_memsave_layers::backend::remote::wake;
+use burn::tensor::{Device, Tensor};
+use burn_memsave_layers::backend::remote::data;
 use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::{BTreeMap, HashSet};
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 
@@ -28,10 +29,7 @@ impl<M: Module> Replicas<M> {
             return Err(ParallelError::ThreadOfPool);
         }
         let replicas: Vec<usize> = parts.iter().map(|(index, ..)| *index).collect();
-        let devices: Vec<Device> = self.all_devices().into_iter().cloned().collect();
-        let of_member = replicas.clone();
-        let wakes = move |member: usize| wake(&devices, &devices[of_member[member]]);
-        let exchange = Exchange::new(parts.len(), self.timeout.unwrap_or(TIMEOUT), wakes);
+        let exchange = Exchange::new(parts.len(), self.timeout.unwrap_or(TIMEOUT));
         let members: Vec<Member> = (0..parts.len()).map(|index| exchange.member(index)).collect();
         let collected = self.owners.as_ref().map(|owners| {
             Collected::new(owners.clone(), &self.devices, parts.len(), self.gradients_sent.clone())
@@ -39,15 +37,18 @@ impl<M: Module> Replicas<M> {
         let given = self.on_threads(&exchange, &members, parts, collected.as_ref(), &loss);
         let given = self.succeeded(given, &replicas, &exchange)?;
         self.all_are_synchronized(running, &members, &replicas)?;
-        members.iter().for_each(Member::update);
-        self.copy_running_statistics(running, &replicas);
-
         let (losses, parts): (Vec<_>, Vec<_>) = given.into_iter().unzip();
         let loss = self.sum_of_losses(losses);
         let gradients = match collected {
             Some(collected) => collected.sums(),
             None => self.sum_on_first(parts),
         };
+        // A step that fails changes nothing.
+        if self.has_servers() {
+            self.sync()?;
+        }
+        members.iter().for_each(Member::update);
+        self.copy_running_statistics(running, &replicas);
         Ok((loss, gradients))
     }
 
@@ -104,6 +105,7 @@ impl<M: Module> Replicas<M> {
         let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect();
         match exchange.failure() {
             None => Ok(all),
+            Some(ExchangeError::NoAnswer(device)) => resume_unwind(Box::new(device)), // `naming_servers` catches it
             Some(ExchangeError::Panicked { member, message }) => {
                 let index = replicas[member];
                 let device = Box::new(self.devices[index].clone());
@@ -153,7 +155,13 @@ impl<M: Module> Replicas<M> {
             let before = values(module, &unused);
             // Makes pending updates visible, in the module, too.
             let after = values(&module.valid(), &unused);
-            if let Some((path, _)) = before.iter().find(|(path, value)| after.get(*path) != Some(*value)) {
+            let numbers = |value: &Tensor<1>| {
+                let value = value.clone();
+                data(&value.device(), move || value.try_into_data())
+            };
+            let is_changed =
+                |(path, value): &(&String, &Tensor<1>)| after.get(*path).map(numbers) != Some(numbers(value));
+            if let Some((path, _)) = before.iter().find(is_changed) {
                 let path = path.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
                 return Err(ParallelError::NotSynchronized { path });
             }
@@ -171,11 +179,8 @@ struct Give<'a> {
 impl ModuleMapper for Give<'_> {
     follow_path!();
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.values.get(&self.path.joined()).cloned() {
-            Some(data) => param.map(|old| {
-                let dtype = data.dtype();
-                Tensor::from_data(data, (&old.device(), dtype))
-            }),
+        match self.values.get(&self.path.joined()) {
+            Some(value) => param.map(|old| value.clone().to_device(&old.device()).reshape(old.shape())),
             None => param,
         }
     }
@@ -196,8 +201,8 @@ fn passes_to_owners<M: Module>(
     Ok((value, GradientsParams::new()))
 }
 
-/// Running statistics by their paths. A student and its teacher may have those of the same ids.
-type Values = BTreeMap<String, TensorData>;
+/// Running statistics, flat, by their paths. A student and its teacher may have those of the same ids.
+type Values = BTreeMap<String, Tensor<1>>;
 
 /// The values of these running statistics.
 fn values(module: &impl Module, of: &HashSet<ParamId>) -> Values {
@@ -210,7 +215,7 @@ fn values(module: &impl Module, of: &HashSet<ParamId>) -> Values {
         follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.of.contains(&param.id) {
-                self.values.insert(self.path.joined(), param.base().into_data());
+                self.values.insert(self.path.joined(), param.base().flatten(0, D - 1));
             }
         }
     }

@@ -1,32 +1,67 @@
 //! Waits for devices, with a time-out for those of servers.
-use super::{DeviceFailure, ParallelError};
+use super::{DeviceFailure, ParallelError, TIMEOUT};
 use burn::tensor::{Device, ExecutionError};
-use burn_memsave_layers::backend::remote::{Pauses, answered, elsewhere, remote_id, wake};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use burn_memsave_layers::backend::remote::{
+    PANICKED, Patience, answered, elsewhere, remote_id, wake, without_thread,
+};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Waits for devices: those of this machine without a time-out, since they can neither be gone nor be waited for on another thread.
-pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Result<(), ParallelError> {
+type Answered = Result<(), ExecutionError>;
+
+/// What is wrong with devices, by their positions. There is no error if a device did not answer in time.
+#[derive(Debug, Default)]
+pub(super) struct Faults(BTreeMap<usize, (Device, Option<ExecutionError>)>);
+
+impl Faults {
+    /// Adds a fault. That a device failed says more than that it did not answer.
+    pub fn add(&mut self, index: usize, device: &Device, error: Option<ExecutionError>) {
+        let (_, known) = self.0.entry(index).or_insert_with(|| (device.clone(), None));
+        *known = known.take().or(error);
+    }
+
+    pub fn extend(&mut self, others: Self) {
+        others.0.into_iter().for_each(|(index, (device, error))| self.add(index, &device, error));
+    }
+
+    /// The error that names all these devices. `after`: how long they were waited for.
+    pub fn error(self, after: Duration) -> Result<(), ParallelError> {
+        if self.0.values().all(|(_, error)| error.is_none()) {
+            let devices: Vec<usize> = self.0.into_keys().collect();
+            return if devices.is_empty() { Ok(()) } else { Err(ParallelError::TimedOut { devices, after }) };
+        }
+        let failure = |(index, (device, error)): (usize, (Device, Option<ExecutionError>))| {
+            let late = || with_reason(format!("no answer within {after:?}"));
+            DeviceFailure { index, device, error: error.unwrap_or_else(late) }
+        };
+        Err(ParallelError::Devices { failed: self.0.into_iter().map(failure).collect() })
+    }
+}
+
+pub(super) fn with_reason(reason: String) -> ExecutionError {
+    ExecutionError::WithContext { reason }
+}
+
+/// Waits for devices: those of this machine without a time-out, since they can neither be gone nor be waited for on another thread. When
+/// one has failed, the others are waited for [`TIMEOUT`] at most, as they may wait for what it will never send.
+pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults {
+    let mut waiting = Waiting { devices, late: vec![], faults: Faults::default(), patience: Patience::new(timeout) };
     let (sender, receiver) = mpsc::channel();
-    let (remote, here): (Vec<usize>, Vec<usize>) =
-        (0..devices.len()).partition(|&index| remote_id(devices[index]).is_some());
-    for &index in &remote {
-        let (device, sender) = (devices[index].clone().without_autodiff(), sender.clone());
+    for (index, device) in devices.iter().enumerate().filter(|(_, device)| remote_id(device).is_some()) {
+        let (sender, device) = (sender.clone(), (*device).clone().without_autodiff());
+        waiting.late.push(index);
         // The receiver may be gone when the device answers.
-        elsewhere(move || drop(sender.send((index, answered(&device)))));
+        if let Err(error) = elsewhere(move || drop(sender.send((index, answered(&device))))) {
+            waiting.answers(index, Err(with_reason(without_thread(&error))));
+        }
     }
     drop(sender);
-    let results = here.into_iter().map(|index| (index, devices[index].sync()));
-    let mut waiting = Waiting { devices, late: remote, failed: vec![] };
-    results.for_each(|(index, result)| waiting.answers(index, result));
-    waiting.for_answers(&receiver, Pauses::until(timeout));
-    let Waiting { late, mut failed, .. } = waiting;
-    failed.sort_by_key(|failure| failure.index);
-    match (failed.is_empty(), late.is_empty(), timeout) {
-        (true, false, Some(after)) => Err(ParallelError::TimedOut { devices: late, after }),
-        (true, ..) => Ok(()),
-        (false, ..) => Err(ParallelError::Devices { failed }),
+    for (index, device) in devices.iter().enumerate().filter(|(_, device)| remote_id(device).is_none()) {
+        waiting.answers(index, device.sync());
     }
+    waiting.for_answers(&receiver);
+    waiting.faults
 }
 
 /// Devices that are waited for.
@@ -34,49 +69,33 @@ struct Waiting<'a> {
     devices: &'a [&'a Device],
     /// Those of servers that have not answered yet.
     late: Vec<usize>,
-    failed: Vec<DeviceFailure>,
+    faults: Faults,
+    patience: Patience,
 }
 
 impl Waiting<'_> {
-    fn answers(&mut self, index: usize, result: Result<(), ExecutionError>) {
+    fn answers(&mut self, index: usize, result: Answered) {
         self.late.retain(|&of| of != index);
         if let Err(error) = result {
-            self.failed.push(DeviceFailure { index, device: self.devices[index].clone(), error });
+            self.faults.add(index, self.devices[index], Some(error));
+            self.patience.end_after(TIMEOUT);
         }
     }
 
-    fn for_answers(
-        &mut self,
-        receiver: &mpsc::Receiver<(usize, Result<(), ExecutionError>)>,
-        mut pauses: Pauses,
-    ) {
-        let mut pause = pauses.next();
-        while let (false, Some(time)) = (self.late.is_empty(), pause) {
-            match receiver.recv_timeout(time) {
-                Ok((index, result)) => {
-                    self.answers(index, result);
-                    continue;
-                }
-                Err(RecvTimeoutError::Timeout) => self.wake(),
-                Err(RecvTimeoutError::Disconnected) => {
+    fn for_answers(&mut self, receiver: &Receiver<(usize, Answered)>) {
+        while !self.late.is_empty() {
+            let devices = || self.devices.iter().copied();
+            let wake = || self.late.iter().for_each(|&index| wake(devices(), self.devices[index]));
+            match self.patience.receive(receiver, wake) {
+                Ok((index, result)) => self.answers(index, result),
+                Err(error) => {
+                    let error = (error == RecvTimeoutError::Disconnected).then_some(PANICKED);
                     for index in std::mem::take(&mut self.late) {
-                        let reason = "the thread that waited for the device failed".into();
-                        self.answers(index, Err(ExecutionError::WithContext { reason }));
+                        let error = error.map(|reason| with_reason(reason.into()));
+                        self.faults.add(index, self.devices[index], error);
                     }
                 }
             }
-            pause = pauses.next();
-        }
-    }
-
-    /// Wakes servers for which others may wait. A server that is gone would take with it the session of one that waits for it.
-    fn wake(&self) {
-        let alive = || {
-            let has_failed = |index: usize| self.failed.iter().any(|failure| failure.index == index);
-            self.devices.iter().enumerate().filter(move |(index, _)| !has_failed(*index))
-        };
-        for &index in &self.late {
-            wake(alive().map(|(_, device)| *device), self.devices[index]);
         }
     }
 }
@@ -86,19 +105,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_do_not_answer_are_late() {
+    fn all_devices_that_fail_or_do_not_answer_are_named() {
         let device = Device::default();
         let devices = [&device; 3];
-        let mut waiting = Waiting { devices: &devices, late: vec![0, 1, 2], failed: vec![] };
+        let waiting = |late: &[usize], millis| {
+            let patience = Patience::new(Some(Duration::from_millis(millis)));
+            Waiting { devices: &devices, late: late.to_vec(), faults: Faults::default(), patience }
+        };
+        let after = Duration::from_secs(1);
         let (sender, receiver) = mpsc::channel();
         sender.send((1, Ok(()))).expect("a receiver");
-        let reason = || ExecutionError::WithContext { reason: "gone".into() };
-        sender.send((2, Err(reason()))).expect("a receiver");
-        waiting.for_answers(&receiver, Pauses::until(Some(Duration::from_millis(40))));
-        assert_eq!((&waiting.late[..], waiting.failed[0].index), (&[0][..], 2));
+        sender.send((2, Err(with_reason("gone".into())))).expect("a receiver");
+        let mut late = waiting(&[0, 1, 2], 40);
+        late.for_answers(&receiver);
+        let Err(ParallelError::Devices { failed }) = late.faults.error(after) else { panic!("two devices") };
+        let named: Vec<_> = failed.iter().map(|failure| (failure.index, failure.error.to_string())).collect();
+        assert!(matches!(&named[..], [(0, late), (2, _)] if late.contains("no answer within 1s")), "{named:?}");
+
+        let mut late = waiting(&[1, 2], 0);
+        late.for_answers(&receiver);
+        let Err(ParallelError::TimedOut { devices: named, .. }) = late.faults.error(after) else {
+            panic!("a time-out")
+        };
+        assert_eq!(named, [1, 2]);
+
         drop(sender); // as a thread that panicked
-        waiting.for_answers(&receiver, Pauses::until(None));
-        assert_eq!((waiting.late.len(), waiting.failed.len()), (0, 2));
-        assert!(wait_for(&devices, Some(Duration::from_secs(1))).is_ok());
+        let mut failed = waiting(&[1], 600_000);
+        failed.for_answers(&receiver);
+        assert!(matches!(failed.faults.error(after), Err(ParallelError::Devices { .. })));
+        assert!(wait_for(&devices, Some(after)).error(after).is_ok());
     }
 }

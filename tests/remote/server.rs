@@ -3,8 +3,9 @@ use burn::remote::RemoteHost;
 use burn::server::{RemoteServer, WebSocketTransport};
 use burn::tensor::Device;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, io, process, thread};
 
@@ -32,12 +33,14 @@ impl Server {
         Self { process: Mutex::new(process), address: address.expect("an address") }
     }
 
-    /// Host and port.
-    pub fn address(&self) -> &str {
-        &self.address["ws://".len()..]
+    /// A connection. `None` if its process has ended: then another process may have its port.
+    pub fn connection(&self) -> Option<TcpStream> {
+        let mut process = self.process();
+        let runs = matches!(process.try_wait(), Ok(None));
+        runs.then(|| TcpStream::connect(&self.address["ws://".len()..]).ok()).flatten()
     }
 
-    /// The first device computes, and the second one has frozen weights for others.
+    /// A new session with a device. The first one computes, and the second one has frozen weights for others.
     pub fn device(&self, index: usize) -> Device {
         connect(&self.address, index)
     }
@@ -82,9 +85,12 @@ impl Drop for Server {
     }
 }
 
+/// A new session. (Burn goes on with one of the same address and credential, though the server may be another one by now.)
 pub fn connect(address: &str, index: usize) -> Device {
-    let options = Device::remote_options(&RemoteHost::websocket(address)).device_index(index);
-    options.init().expect("a server that listens")
+    static SESSIONS: AtomicU64 = AtomicU64::new(0);
+    let credential = format!("session {}", SESSIONS.fetch_add(1, Relaxed));
+    let host = RemoteHost::websocket(address).with_credential(credential);
+    Device::remote_options(&host).device_index(index).init().expect("a server that listens")
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! A connection to a server on which something happens after a number of bytes.
+use super::server::Server;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -19,16 +20,15 @@ struct State {
 }
 
 impl Wire {
-    /// `server`: host and port.
-    pub fn to(server: &str) -> Self {
+    pub fn to(server: Arc<Server>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("its address").to_string();
+        let address = format!("ws://{}", listener.local_addr().expect("its address"));
         let state = Arc::new(State { bytes: AtomicU64::new(0), act: Mutex::default() });
-        let (server, of_thread) = (server.to_string(), state.clone());
+        let of_thread = state.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 // One that is gone refuses.
-                let Ok(server) = TcpStream::connect(&server) else { continue };
+                let Some(server) = server.connection() else { continue };
                 let sockets = [&client, &server].map(|socket| {
                     let _ = socket.set_nodelay(true);
                     socket.try_clone().expect("a socket")
@@ -42,7 +42,7 @@ impl Wire {
         Self { address, state }
     }
 
-    /// Host and port.
+    /// Of WebSocket.
     pub fn address(&self) -> &str {
         &self.address
     }

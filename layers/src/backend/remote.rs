@@ -1,11 +1,13 @@
 //! Devices of compute servers, which may answer late or never.
 use burn::backend::{Backend, DeviceId, tensor::Device as BackendDevice};
-use burn::tensor::{Device, ExecutionError, StreamId, Tensor};
+use burn::tensor::{Device, ExecutionError, StreamId, Tensor, TensorData};
+use core::cell::RefCell;
 use core::time::Duration;
 use std::panic::resume_unwind;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Instant;
+use std::{io, thread};
 
 /// The id of a device of a server. `None` of a device of this machine.
 #[allow(clippy::match_single_binding)] // without remote devices
@@ -29,20 +31,93 @@ pub fn remote_device<B: Backend>(device: &BackendDevice<B>) -> Option<Device> {
     None
 }
 
-/// Has servers send a number each to a device that waits for them.
-///
-/// A server of Burn 0.22.1 that is asked for a tensor at the moment at which the tensor becomes ready can miss it, and looks again only
-/// when it has another one to send (`get_exposed_tensor_bytes` in `external_comm.rs` of burn-communication makes its `notified` after it
-/// has let go of the lock).
-pub fn wake<'a>(from: impl IntoIterator<Item = &'a Device>, to: &Device) {
-    let plain = |device: &Device| device.clone().without_autodiff();
-    let to = plain(to);
-    for device in from.into_iter().map(plain).filter(|device| remote_id(device).is_some() && *device != to) {
-        drop(Tensor::<1>::zeros([1], &device).to_device(&to));
+/// A step of training on devices of servers: how long to wait for each, and the devices that may have to send to one that is waited for.
+#[derive(Clone, Debug)]
+pub struct Step {
+    devices: Arc<[Device]>,
+    timeout: Option<Duration>,
+}
+
+thread_local! {
+    static STEP: RefCell<Option<Step>> = const { RefCell::new(None) };
+}
+
+impl Step {
+    /// A step on devices. Without a time-out, it waits until each answers or its server is gone.
+    pub fn new<'a>(devices: impl IntoIterator<Item = &'a Device>, timeout: Option<Duration>) -> Self {
+        let devices = devices.into_iter().map(|device| device.clone().without_autodiff());
+        Self { devices: devices.collect(), timeout }
+    }
+
+    /// The step that this thread runs.
+    pub fn current() -> Option<Self> {
+        STEP.with_borrow(Clone::clone)
+    }
+
+    /// Runs a task of this step on this thread.
+    pub fn run<R>(&self, task: impl FnOnce() -> R) -> R {
+        struct Outer(Option<Step>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                STEP.set(self.0.take());
+            }
+        }
+        let _outer = Outer(STEP.replace(Some(self.clone())));
+        task()
     }
 }
 
-/// Waits until a device of a server has done what it was given.
+/// What a thread unwinds with if a device gives no answer within a [`Step`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoAnswer {
+    /// The device.
+    pub device: Device,
+    /// Why there will be no answer. `None` if it did not come in time.
+    pub error: Option<String>,
+}
+
+/// What a task returns that waits for a device.
+///
+/// Within a [`Step`], a task that waits for a server runs on a thread of its own, which is left alone if it takes too long. Then, or if the
+/// task fails, this thread unwinds with [`NoAnswer`], without the hook that prints panics: whoever runs the step catches it.
+///
+/// # Errors
+///
+/// Returns the error of the task, if there is no step, or the device is of this machine.
+pub fn answer<T: Send + 'static>(
+    device: &Device,
+    task: impl FnOnce() -> Result<T, ExecutionError> + Send + 'static,
+) -> Result<T, ExecutionError> {
+    let Some(step) = Step::current().filter(|_| remote_id(device).is_some()) else { return task() };
+    let (sender, receiver) = mpsc::channel();
+    // Nobody may wait for the answer any more.
+    let answer = elsewhere(move || drop(sender.send(task()))).map(|()| {
+        let wake = || wake(&*step.devices, device);
+        Patience::new(step.timeout).receive(&receiver, wake)
+    });
+    let error = match answer {
+        Ok(Ok(Ok(answer))) => return Ok(answer),
+        Ok(Ok(Err(error))) => Some(error.to_string()),
+        Ok(Err(RecvTimeoutError::Timeout)) => None,
+        Ok(Err(RecvTimeoutError::Disconnected)) => Some(PANICKED.into()),
+        Err(error) => Some(without_thread(&error)),
+    };
+    resume_unwind(Box::new(NoAnswer { device: device.clone(), error }))
+}
+
+/// The data of a tensor, which a task reads from a device: see [`answer`].
+///
+/// # Panics
+///
+/// Panics if the device fails.
+pub fn data(
+    device: &Device,
+    task: impl FnOnce() -> Result<TensorData, ExecutionError> + Send + 'static,
+) -> TensorData {
+    answer(device, task).unwrap_or_else(|error| panic!("{device:?} could not be read from: {error}"))
+}
+
+/// Waits until a device has done what it was given.
 ///
 /// `sync` holds the thread that sends to the server until it has answered. If it never does, even dropping a tensor of the device would
 /// wait for ever, once the queue of that thread is full. Reading a number holds nothing, and shows that the server answers.
@@ -55,88 +130,87 @@ pub fn answered(device: &Device) -> Result<(), ExecutionError> {
     device.sync()
 }
 
-/// How long to wait before servers are woken: each time twice as long as before.
-pub struct Pauses {
-    deadline: Option<Instant>,
-    next: Duration,
-}
-
-impl Pauses {
-    /// Until the time-out.
-    pub fn until(timeout: Option<Duration>) -> Self {
-        let first = Duration::from_secs(5);
-        let next = timeout.map_or(first, |timeout| first.min(timeout / 4));
-        Self { deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), next }
-    }
-}
-
-impl Iterator for Pauses {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return None;
+/// Has the servers that answer send a number each to a device that waits. Returns at once.
+///
+/// A server of Burn 0.22.1 that is asked for a tensor at the moment at which the tensor becomes ready can miss it, and looks again only
+/// when it has another one to send (`get_exposed_tensor_bytes` in `external_comm.rs` of burn-communication makes its `notified` after it
+/// has let go of the lock). On loopback, one in some thousand transfers is missed.
+///
+/// The number of a server that is gone would end the session of the device. Each is waited for on a thread of its own.
+pub fn wake<'a>(from: impl IntoIterator<Item = &'a Device>, to: &Device) {
+    let to = to.clone().without_autodiff();
+    for device in from.into_iter().map(|device| device.clone().without_autodiff()) {
+        if remote_id(&device).is_none() || device == to {
+            continue;
         }
-        let pause = left.map_or(self.next, |left| left.min(self.next));
-        self.next = self.next.saturating_mul(2);
-        Some(pause)
+        let to = to.clone();
+        let send = move || {
+            let number = Tensor::<1>::zeros([1], &device);
+            if number.clone().try_into_data().is_ok() {
+                drop(number.to_device(&to));
+            }
+        };
+        drop(elsewhere(send)); // without a thread, the next call may succeed
     }
 }
 
-/// What a task that waits for a server will return. The task runs on a thread of its own, which is left alone if it takes too long.
-pub struct Answer<T>(mpsc::Receiver<T>);
-
-/// Why there is no answer.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Unanswered {
-    /// It did not come in time.
-    Late,
-    /// The thread could not be started, or the task panicked.
-    Failed,
+/// Runs a task on a thread of its own, on the stream of this thread.
+///
+/// # Errors
+///
+/// Returns an error if no thread can be started.
+pub fn elsewhere(task: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let stream = StreamId::current();
+    thread::Builder::new().name("answer".into()).spawn(move || stream.executes(task)).map(drop)
 }
 
-impl<T: Send + 'static> Answer<T> {
-    /// Starts a task, on the stream of this thread.
-    pub fn of(task: impl FnOnce() -> T + Send + 'static) -> Self {
-        let (sender, receiver) = mpsc::channel();
-        // Nobody may wait for the answer any more. Without a thread there is no sender.
-        elsewhere(move || drop(sender.send(task())));
-        Self(receiver)
+/// Why there is no answer if the thread that waits ends without one.
+pub const PANICKED: &str = "the thread that waited for it panicked";
+
+/// Why there is no answer without a thread to wait on.
+pub fn without_thread(error: &io::Error) -> String {
+    format!("no thread could be started to wait for it: {error}")
+}
+
+/// Waits until a deadline, with pauses that double.
+#[derive(Debug)]
+pub struct Patience {
+    deadline: Option<Instant>,
+    pause: Duration,
+    pause_ends: Instant,
+}
+
+impl Patience {
+    /// Until a time-out from now on.
+    pub fn new(timeout: Option<Duration>) -> Self {
+        let first = Duration::from_secs(1);
+        let pause = timeout.map_or(first, |timeout| first.min(timeout / 4));
+        let now = Instant::now();
+        Self { deadline: timeout.and_then(|time| now.checked_add(time)), pause, pause_ends: now + pause }
     }
 
-    /// Waits for the answer, for ever without a time-out. Calls `wake` after pauses.
-    pub fn within(self, timeout: Option<Duration>, wake: impl Fn()) -> Result<T, Unanswered> {
-        for pause in Pauses::until(timeout) {
-            match self.0.recv_timeout(pause) {
-                Ok(answer) => return Ok(answer),
-                Err(RecvTimeoutError::Timeout) => wake(),
-                Err(RecvTimeoutError::Disconnected) => return Err(Unanswered::Failed),
+    /// Ends after this time from now on, unless there is a deadline already.
+    pub fn end_after(&mut self, time: Duration) {
+        self.deadline = self.deadline.or_else(|| Instant::now().checked_add(time));
+    }
+
+    /// The next message. Calls `wake` after each pause.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error at the deadline, or if nobody can send any more.
+    pub fn receive<T>(&mut self, receiver: &Receiver<T>, wake: impl Fn()) -> Result<T, RecvTimeoutError> {
+        loop {
+            let until = self.deadline.map_or(self.pause_ends, |deadline| deadline.min(self.pause_ends));
+            match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) if self.deadline != Some(until) => {
+                    wake();
+                    self.pause = (self.pause * 2).min(Duration::from_secs(60));
+                    self.pause_ends = Instant::now() + self.pause;
+                }
+                received => return received,
             }
         }
-        Err(Unanswered::Late)
-    }
-}
-
-/// Runs a task on a thread of its own, on the stream of this thread, if a thread can be started.
-pub fn elsewhere(task: impl FnOnce() + Send + 'static) {
-    let stream = StreamId::current();
-    drop(thread::Builder::new().name("answer".into()).spawn(move || stream.executes(task)));
-}
-
-/// What a thread unwinds with if a device did not answer in time.
-#[derive(Debug)]
-pub struct Late {
-    /// The device.
-    pub device: Device,
-    /// How long the thread waited.
-    pub after: Duration,
-}
-
-impl Late {
-    /// Unwinds, without the hook that prints panics: whoever set the time-out catches it.
-    pub fn unwind(self) -> ! {
-        resume_unwind(Box::new(self))
     }
 }
 
@@ -146,24 +220,37 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn answers_come_late_or_not_at_all() {
-        let (long, woken) = (Some(Duration::from_secs(600)), Cell::new(0));
-        let (end, wait) = mpsc::channel::<()>();
-        let late = Answer::of(move || wait.recv().is_ok());
-        let result = late.within(Some(Duration::from_millis(40)), || woken.set(woken.get() + 1));
-        assert_eq!(result, Err(Unanswered::Late));
-        assert!((1..=3).contains(&woken.get()), "{woken:?}");
-        drop(end);
-        let failed = Answer::<u8>::of(|| resume_unwind(Box::new("of a task")));
-        assert_eq!(failed.within(long, || ()), Err(Unanswered::Failed));
-        let stream = StreamId::current();
-        assert_eq!(Answer::of(StreamId::current).within(long, || ()), Ok(stream));
+    fn messages_come_in_time_late_or_not_at_all() {
+        let woken = Cell::new(0);
+        let wake = || woken.set(woken.get() + 1);
+        let mut patience = Patience::new(Some(Duration::from_millis(40)));
+        let (sender, receiver) = mpsc::channel();
+        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Timeout));
+        assert!((1..=2).contains(&woken.get()), "{woken:?}");
+        // The time is that of all messages together. What has come by then is not lost.
+        sender.send(5).expect("a receiver");
+        assert_eq!(patience.receive(&receiver, wake), Ok(5));
+        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Timeout));
+        drop(sender);
+        let mut patience = Patience::new(None);
+        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(woken.get().min(2), woken.get());
     }
 
     #[test]
-    fn pauses_double() {
-        let pauses: Vec<u64> = Pauses::until(None).take(3).map(|pause| pause.as_secs()).collect();
-        assert_eq!(pauses, [5, 10, 20]);
-        assert!(Pauses::until(Some(Duration::ZERO)).next().is_none());
+    fn steps_end() {
+        let stream = StreamId::current();
+        let device = Device::default();
+        let step = Step::new([&device], None);
+        let failed = || Err(ExecutionError::WithContext { reason: "of a task".into() });
+        step.run(|| {
+            assert!(Step::current().is_some());
+            // On this machine, there is nothing to wait for.
+            assert!(answer::<u8>(&device, failed).is_err());
+        });
+        assert!(Step::current().is_none());
+        let (sender, receiver) = mpsc::channel();
+        elsewhere(move || drop(sender.send(StreamId::current()))).expect("a thread");
+        assert_eq!(receiver.recv(), Ok(stream));
     }
 }

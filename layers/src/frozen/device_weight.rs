@@ -1,18 +1,17 @@
 //! [`DeviceWeight`]: a weight that is on one device, from which layers on other devices read it.
 use super::resident::{DeviceBudget, Resident, like};
 use crate::backend::plain_backends;
-use crate::backend::remote::{Answer, Late, Unanswered, answered, remote_device, remote_id, wake};
+use crate::backend::remote::{answer, answered, data, remote_device, remote_id};
 use crate::burn_next::routed;
 use burn::backend::{
     Backend, DeviceId, Dispatch, DispatchTensor, TensorMetadata,
     tensor::{Device as BackendDevice, FloatTensor},
 };
-use burn::tensor::{DType, Device, ExecutionError, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use core::any::Any;
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,10 +39,6 @@ pub struct Sharing {
     sent: AtomicU64,
     /// By remote device, the bytes that were sent to it since it was last waited for.
     on_way: Mutex<HashMap<DeviceId, u64>>,
-    /// How long to wait for a remote device.
-    timeout: Mutex<Option<Duration>>,
-    /// The remote devices that own weights.
-    owners: Mutex<Vec<Device>>,
 }
 
 impl Sharing {
@@ -51,13 +46,7 @@ impl Sharing {
     /// waits for it, or one weight. The program is ahead of remote devices, and a server keeps what it sends until it is fetched.
     pub fn new(budget: u64, read_ahead: u64) -> Arc<Self> {
         let budget = DeviceBudget::new(budget);
-        let (on_way, timeout, owners) = Default::default();
-        Arc::new(Self { budget, read_ahead, sent: AtomicU64::new(0), on_way, timeout, owners })
-    }
-
-    /// How long to wait for an answer of a remote device. A layer that waits longer unwinds with [`Late`].
-    pub fn set_timeout(&self, timeout: Option<Duration>) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout; // one value
+        Arc::new(Self { budget, read_ahead, sent: AtomicU64::new(0), on_way: Mutex::default() })
     }
 
     /// The bytes of copies that may stay on each device.
@@ -77,46 +66,6 @@ impl Sharing {
         let is_full = *on_way > 0 && on_way.saturating_add(bytes) > self.read_ahead;
         *on_way = if is_full { bytes } else { *on_way + bytes };
         is_full
-    }
-
-    fn add_owner(&self, device: &Device) {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner); // a list that only grows
-        if remote_id(device).is_some() && !owners.contains(device) {
-            owners.push(device.clone());
-        }
-    }
-
-    /// What a task returns that waits for a device, to which owners may have to send.
-    fn answer<T: Send + 'static>(
-        &self,
-        device: &Device,
-        task: impl FnOnce() -> Result<T, ExecutionError> + Send + 'static,
-    ) -> Result<T, String> {
-        if remote_id(device).is_none() {
-            return task().map_err(|error| error.to_string());
-        }
-        let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner); // one value
-        let owners = || self.owners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match Answer::of(task).within(timeout, || wake(&owners(), device)) {
-            Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(Unanswered::Late) => {
-                Late { device: device.clone(), after: timeout.unwrap_or_default() }.unwind()
-            }
-            Err(Unanswered::Failed) => Err("the thread that waited for it failed".into()),
-        }
-    }
-
-    /// The data of a tensor that is on this device.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the device fails.
-    pub(super) fn data(
-        &self,
-        device: &Device,
-        read: impl FnOnce() -> Result<TensorData, ExecutionError> + Send + 'static,
-    ) -> TensorData {
-        self.answer(device, read).unwrap_or_else(|error| panic!("{device:?} could not be read from: {error}"))
     }
 }
 
@@ -141,7 +90,6 @@ impl DeviceWeight {
     fn of<const D: usize>(tensor: Tensor<D>, sharing: Arc<Sharing>) -> Self {
         let tensor = tensor.without_autodiff();
         let (device, shape, dtype) = (tensor.device(), tensor.shape(), tensor.dtype());
-        sharing.add_owner(&device);
         Self { tensor: tensor.into_dispatch(), device, shape, dtype, resident: None, sharing }
     }
 
@@ -174,7 +122,7 @@ impl DeviceWeight {
         self.count(bytes);
         if remote_id(to).is_some_and(|id| self.sharing.is_full(id, bytes)) {
             let device = to.clone();
-            let _ = self.sharing.answer(to, move || answered(&device)); // a failure of the device shows in the next operation
+            let _ = answer(to, move || answered(&device)); // a failure of the device shows in the next operation
         }
     }
 
@@ -205,7 +153,7 @@ impl DeviceWeight {
             None if plain == self.device => self.tensor::<2>().select(0, indices),
             None => {
                 let dtype = indices.dtype();
-                let read = self.sharing.data(&plain, move || indices.try_into_data());
+                let read = data(&plain, move || indices.try_into_data());
                 let indices = Tensor::from_data(read, (&self.device, dtype));
                 let rows = self.tensor::<2>().select(0, indices);
                 self.send((rows.shape().num_elements() * self.dtype.size()) as u64, &plain);
@@ -262,7 +210,7 @@ impl DeviceWeight {
 
     fn data_of<const D: usize>(&self) -> TensorData {
         let tensor = self.tensor::<D>();
-        self.sharing.data(&self.device, move || tensor.try_into_data())
+        data(&self.device, move || tensor.try_into_data())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The placeholder: what a lazy parameter holds instead of its weight. It is a tensor of the right shape, dtype and device that takes no
 //! memory (as on PyTorch's *meta* device). It is recognized by its first element, a NaN with which no weight begins.
+use crate::backend::remote::data;
 #[cfg(feature = "ndarray")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
@@ -50,16 +51,12 @@ mod untouched {
 /// Whether a tensor is a placeholder, or was one before it was cast. A cast keeps the highest bits of the NaN (from bf16, seven bits of the
 /// fraction).
 pub(super) fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
-    is_placeholder_by(tensor, Tensor::into_data)
+    let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };
+    tensor.dtype().is_float()
+        && matches!(first_element(tensor).as_bytes(), [.., low, high] if *high == NAN_BYTE && *low >= least)
 }
 
-/// The same, with a function that reads the first element from the device.
-pub(super) fn is_placeholder_by<const D: usize>(
-    tensor: &Tensor<D>,
-    read: impl FnOnce(Tensor<D>) -> TensorData,
-) -> bool {
-    let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };
-    let first = || tensor.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1));
-    tensor.dtype().is_float()
-        && matches!(read(first()).as_bytes(), [.., low, high] if *high == NAN_BYTE && *low >= least)
+fn first_element<const D: usize>(tensor: &Tensor<D>) -> TensorData {
+    let first = tensor.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1));
+    data(&tensor.device(), move || first.try_into_data())
 }

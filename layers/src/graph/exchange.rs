@@ -6,7 +6,7 @@
 //! time-out.
 use super::aside::Aside;
 use super::policy;
-use crate::backend::remote::Late;
+use crate::backend::remote::{NoAnswer, Step};
 use crate::saved::SavedPolicy;
 use burn::module::ParamId;
 use core::any::Any;
@@ -36,7 +36,9 @@ pub enum ExchangeError {
         /// Those that it waits for.
         others: Vec<usize>,
     },
-    /// Members did not come to an exchange in time, or their devices did not answer.
+    /// A device gave a member no answer.
+    NoAnswer(NoAnswer),
+    /// Members did not come to an exchange in time.
     TimedOut {
         /// Those members.
         members: Vec<usize>,
@@ -52,11 +54,9 @@ pub struct Exchange {
     timeout: Duration,
     /// The policy of the thread that made the exchange.
     policy: SavedPolicy,
-    wake: Wake,
+    /// The step of that thread.
+    step: Option<Step>,
 }
-
-/// What is called with a member that waits for long.
-type Wake = Box<dyn Fn(usize) + Send + Sync>;
 
 /// Which exchange of a step it is. Every member must come to the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,17 +132,12 @@ impl State {
 
 impl Exchange {
     /// An exchange of so many members, each of which waits at most so long for the others. The members also have the
-    /// [policy](crate::saved) of this thread. `wake` is called with a member that waits long for its device.
-    pub fn new(members: usize, timeout: Duration, wake: impl Fn(usize) + Send + Sync + 'static) -> Arc<Self> {
+    /// [policy](crate::saved) and the [step](Step) of this thread.
+    pub fn new(members: usize, timeout: Duration) -> Arc<Self> {
         let state = State { doing: vec![Doing::Running; members], ..State::default() };
         let policy = policy::current().unwrap_or(SavedPolicy::Keep);
-        Arc::new(Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            timeout,
-            policy,
-            wake: Box::new(wake),
-        })
+        let (state, changed, step) = (Mutex::new(state), Condvar::new(), Step::current());
+        Arc::new(Self { state, changed, timeout, policy, step })
     }
 
     /// A member.
@@ -254,7 +249,11 @@ impl Member {
         let run = || {
             let _outer = set_aside();
             CURRENT.set(Some(self.clone()));
-            exchange.policy.clone().scope(task)
+            let task = || exchange.policy.clone().scope(task);
+            match &exchange.step {
+                None => task(),
+                Some(step) => step.run(task),
+            }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(result) => {
@@ -262,8 +261,8 @@ impl Member {
                 Some(result)
             }
             Err(payload) => {
-                if let Some(late) = payload.downcast_ref::<Late>() {
-                    exchange.fail(ExchangeError::TimedOut { members: vec![*index], after: late.after });
+                if let Some(no_answer) = payload.downcast_ref::<NoAnswer>() {
+                    exchange.fail(ExchangeError::NoAnswer(no_answer.clone()));
                 } else if !payload.is::<ExchangeError>() {
                     let message = message(&*payload);
                     exchange.fail(ExchangeError::Panicked { member: *index, message });
@@ -287,23 +286,6 @@ impl Member {
         let OfMember { exchange, index, .. } = &*self.0;
         // Without the hook that prints a panic: the exchange has the failure.
         exchange.exchange(*index, place, numbers).unwrap_or_else(|error| resume_unwind(Box::new(error)))
-    }
-
-    /// How long to wait.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.0.exchange.timeout
-    }
-
-    /// Says that this member waits long for its device.
-    pub(crate) fn wake(&self) {
-        (self.0.exchange.wake)(self.0.index);
-    }
-
-    /// Unwinds, since the device of this member did not answer in time.
-    pub(crate) fn times_out(&self) -> ! {
-        let failure = ExchangeError::TimedOut { members: vec![self.0.index], after: self.timeout() };
-        self.0.exchange.fail(failure.clone());
-        resume_unwind(Box::new(failure))
     }
 
     /// Keeps an update of a parameter until it is certain that all members succeed.
@@ -372,7 +354,7 @@ mod tests {
     #[test]
     fn all_get_the_numbers_of_all() {
         for members in 1..5 {
-            let exchange = Exchange::new(members, LONG, |_| ());
+            let exchange = Exchange::new(members, LONG);
             let sums = run(&exchange, members, |member, index| {
                 let places: Vec<Place> = (0..50).map(|_| member.next()).collect();
                 let forward: f64 = places.iter().map(|&place| sum(member, place, index as f64)).sum();
@@ -395,7 +377,7 @@ mod tests {
             (differ.clone(), |_| 0.0),
             (differ, |member| sum(member, Place { number: 7, is_backward: true }, 1.0)),
         ] {
-            let exchange = Exchange::new(3, LONG, |_| ());
+            let exchange = Exchange::new(3, LONG);
             let ended = run(&exchange, 3, |member, index| match index {
                 1 => of_second(member),
                 _ => sum(member, member.next(), 1.0),
@@ -407,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_member_that_does_not_come_is_named() {
-        let exchange = Exchange::new(2, Duration::from_millis(50), |_| ());
+        let exchange = Exchange::new(2, Duration::from_millis(50));
         let ended = run(&exchange, 2, |member, index| {
             while index == 1 && exchange.failure().is_none() {
                 thread::sleep(Duration::from_millis(5));

@@ -14,7 +14,7 @@
 use super::{
     BETA, BatchNormKernels, BatchNormTrain, GAMMA, INPUTS, Statistics, X, plan_with_batch_statistics,
 };
-use crate::backend::remote::{Answer, Unanswered, remote_device};
+use crate::backend::remote::{data, remote_device};
 use crate::backend::wide;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Member, Operation, Place, Recorder, Run, Tracking, extension, given,
@@ -92,7 +92,7 @@ fn normalized<B: BatchNormKernels>(
     let mut moments = vec![own as f64];
     moments.extend(match own {
         0 => vec![0.0; 2 * channels],
-        _ => numbers::<B>(B::batch_moments(x.clone()), &member),
+        _ => numbers::<B>(B::batch_moments(x.clone())),
     });
     let Moments { count, mean, variance } = Moments::of_all(&member.exchange(place, moments), channels);
     let [mean, variance] = [mean, variance].map(|statistic| tensor::<B>(&statistic, dtype, &device));
@@ -128,24 +128,15 @@ impl Moments {
 }
 
 /// The numbers of tensors `[channels]`, one tensor after the other.
-fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2], member: &Member) -> Vec<f64> {
+fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2]) -> Vec<f64> {
     let tensor = B::float_cat(tensors.into(), 0);
-    let data = match remote_device::<B>(&tensor.device()) {
-        None => read::<B>(tensor),
-        Some(_) => {
-            match Answer::of(move || read::<B>(tensor)).within(Some(member.timeout()), || member.wake()) {
-                Ok(data) => data,
-                Err(Unanswered::Late) => member.times_out(),
-                Err(Unanswered::Failed) => Err("the thread that read them failed".into()),
-            }
-        }
+    let device = remote_device::<B>(&tensor.device());
+    let read = || read_sync(B::float_into_data(tensor));
+    let data = match device {
+        Some(device) => data(&device, read),
+        None => read().unwrap_or_else(|error| panic!("the statistics of a batch norm could not be read: {error}")),
     };
-    data.unwrap_or_else(|error| panic!("the statistics of a batch norm could not be read: {error}"))
-}
-
-fn read<B: Backend>(tensor: FloatTensor<B>) -> Result<Vec<f64>, String> {
-    let data = read_sync(B::float_into_data(tensor)).map_err(|error| error.to_string())?;
-    Ok(data.iter::<f64>().collect())
+    data.iter::<f64>().collect()
 }
 
 /// A tensor `[channels]` of these numbers, in the type that sums of `dtype` are made in.
@@ -212,7 +203,7 @@ impl Part {
         let channels = sums[0].shape()[0];
         let own = match *own {
             0.0 => vec![0.0; 2 * channels],
-            _ => numbers::<B>(sums, member),
+            _ => numbers::<B>(sums),
         };
         let parts = member.exchange(Place { is_backward: true, ..*place }, own);
         let mean = |at: usize| parts.iter().map(|part| part[at]).sum::<f64>() / all;
@@ -295,7 +286,7 @@ mod tests {
     #[test]
     fn one_part_is_the_batch() {
         let [gamma, beta, x] = [random(&[3]), random(&[3]), random(&[4, 3, 5])];
-        let exchange = Exchange::new(1, Duration::from_secs(600), |_| ());
+        let exchange = Exchange::new(1, Duration::from_secs(600));
         let part = exchange.member(0).run(|| {
             let member = Member::current().expect("within a member");
             normalized::<Flex>(x.clone(), gamma.clone(), beta.clone(), 1e-5, member)
