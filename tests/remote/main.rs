@@ -25,6 +25,7 @@ use std::{env, fs, thread};
 mod checkpoint;
 mod faults;
 mod model;
+mod net;
 mod server;
 #[path = "../table/mod.rs"]
 mod table;
