@@ -5,6 +5,7 @@
 //! [`EarlyStop`](super::EarlyStop), is later not recomputed at all: a block of a language model takes 1.06x the time at half the peak, and
 //! not 1.18x. A search for captured tensors costs a forward pass, and is done once.
 use burn::tensor::{DType, Shape, Slice, Tensor, TensorData, kind::Basic};
+use burn_memsave_layers::backend::remote::data;
 use std::any::TypeId;
 use std::collections::{HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -61,7 +62,7 @@ pub(super) fn sample<const D: usize>(tensor: &Tensor<D>) -> TensorData {
             some = some.slice_dim(axis, Slice::new(0, None, len.div_ceil(most) as isize));
         }
     }
-    some.into_data()
+    data(&tensor.device(), move || some.try_into_data())
 }
 
 /// Whether two samples of the same shape and dtype are equal up to rounding: sums may be computed in another order the second time.

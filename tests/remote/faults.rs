@@ -6,6 +6,7 @@ use super::server::{Server, connect};
 use super::wire::Wire;
 use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::tensor::Device;
+use burn_memsave::nn::LinearConfig;
 use burn_memsave::parallel::{
     DeviceFailure, FrozenOptions, ParallelError, ReplicaOptions, Replicas, shard_frozen,
 };
@@ -54,11 +55,12 @@ impl Setting {
         if self.sharded { options.with_sharded_optimizer() } else { options }
     }
 
-    /// Replicas of a module that is on these devices already, when all have answered.
-    fn again(&self, module: &Net, devices: &[Device], timeout: Duration) -> Replicas<Net> {
-        let replicas = Replicas::with_options(module, devices.to_vec(), &self.options(timeout)).expect("servers");
-        // Each waits no longer than the time-out.
-        (0..100).find(|_| replicas.sync().is_ok()).expect("all servers live");
+    /// Replicas of a module that is on these devices already, with another time-out.
+    fn again(&self, module: &Net, devices: &[[Device; 2]], timeout: Duration) -> Replicas<Net> {
+        settle(devices);
+        let on = devices.iter().map(|[replica, _]| replica.clone().autodiff());
+        let replicas = Replicas::with_options(module, on, &self.options(timeout)).expect("servers");
+        settle(devices);
         replicas
     }
 
@@ -113,6 +115,14 @@ fn expected(setting: Setting) -> Vec<f32> {
 /// For steps that no time-out has to end, on a machine with much else to do.
 const LONG: Duration = Duration::from_secs(240);
 
+/// Waits until devices have done what they were given.
+fn settle(devices: &[[Device; 2]]) {
+    let module = LinearConfig::new(1, 1).init(&Device::flex().autodiff());
+    let devices = devices.iter().flatten().map(|device| device.clone().autodiff());
+    let all = Replicas::with_options(&module, devices, &ReplicaOptions::new().with_timeout(LONG));
+    all.expect("servers").sync().expect("all servers live");
+}
+
 /// A run on servers.
 struct Run {
     setting: Setting,
@@ -141,7 +151,7 @@ impl Run {
         step(&mut replicas, &mut optimizer, 0, Moments::none()).expect("all servers live");
         checkpoints.save(replicas.module(), &optimizer, 1).expect("saved");
         let before = Values::of(replicas.module()).expect("all servers live");
-        let replicas = setting.again(replicas.module(), replicas.devices(), timeout);
+        let replicas = setting.again(replicas.module(), &devices, timeout);
         Self { setting, servers, wires, devices, replicas, optimizer, checkpoints, _folder: folder, before }
     }
 
@@ -307,8 +317,7 @@ fn stopped(case: Case, timeout: Duration) -> Result<Option<&'static str>, String
     let is_named = matches!(&error, ParallelError::TimedOut { devices, .. } if devices.contains(&case.to));
     assert!(is_named, "{error}");
     // Tensors can be dropped meanwhile.
-    let (module, on) = (run.replicas.module().clone(), run.replicas.devices().to_vec());
-    let (sender, receiver) = mpsc::channel();
+    let (module, (sender, receiver)) = (run.replicas.module().clone(), mpsc::channel());
     let replicas = std::mem::replace(&mut run.replicas, run.setting.here());
     thread::spawn(move || {
         drop(replicas);
@@ -316,7 +325,7 @@ fn stopped(case: Case, timeout: Duration) -> Result<Option<&'static str>, String
     });
     receiver.recv_timeout(LONG).expect("nothing waits for the server");
     run.servers[case.to].go_on();
-    run.replicas = run.setting.again(&module, &on, LONG);
+    run.replicas = run.setting.again(&module, &run.devices, LONG);
     run.is_as_before(Some(part));
     let expected = expected(run.setting);
     for at in if part == "update" { 2 } else { 1 }..expected.len() {

@@ -4,7 +4,7 @@ use burn::server::{RemoteServer, WebSocketTransport};
 use burn::tensor::Device;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, io, process, thread};
@@ -13,6 +13,8 @@ use std::{env, io, process, thread};
 pub struct Server {
     process: Mutex<Child>,
     address: String,
+    /// A test of a minute says so, and ends if nobody can read it.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Server {
@@ -25,12 +27,12 @@ impl Server {
             .stderr(Stdio::null()) // Burn's servers panic when one that sends to them is gone
             .spawn()
             .expect("this program runs");
-        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let address = lines.find_map(|line| {
+        let mut output = BufReader::new(process.stdout.take().expect("piped"));
+        let address = output.by_ref().lines().find_map(|line| {
             let line = line.expect("text");
             line.find("ws://").map(|at| line[at..].trim().to_string())
         });
-        Self { process: Mutex::new(process), address: address.expect("an address") }
+        Self { process: Mutex::new(process), address: address.expect("an address"), _output: output }
     }
 
     /// A connection. `None` if its process has ended: then another process may have its port.

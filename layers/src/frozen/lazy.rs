@@ -7,6 +7,7 @@ use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::{Read, remember};
 use super::weight::{FrozenWeight, RowBlock, read_tensor};
 use crate::adapter::DoraAdapter;
+use crate::backend::remote::data;
 use crate::burn_internals::REPARAMETERIZATION;
 use crate::node::node_id;
 use burn::backend::autodiff::NodeId;
@@ -209,7 +210,8 @@ impl LazyWeight {
             let rows = owned.rows(indices.clone().reshape([batch * length]), &device);
             return Some(rows.reshape([batch, length, width]));
         }
-        let indices = indices.clone().into_data().convert::<i64>();
+        let indices = indices.clone();
+        let indices = data(&indices.device(), move || indices.try_into_data()).convert::<i64>();
         let rows = indices.iter::<i64>().map(|row| usize::try_from(row).unwrap_or(usize::MAX));
         let rows = self.weight.read_rows(&rows.collect::<Vec<_>>());
         Some(Tensor::<2>::from_data(rows, (&device, self.weight.dtype())).reshape([batch, length, width]))
