@@ -11,18 +11,23 @@ pub struct Checkpoint {
     folder: PathBuf,
     /// The settings that determine the frozen weights and the batches of the run.
     run: String,
-    /// A regular expression of the paths that are saved.
-    saved: &'static str,
+    saved: Saved,
 }
 
-/// The paths of adapters.
-pub const ADAPTERS: &str = r"(^|\.)(lora|dora)\.";
-const MODEL: &str = "model.bpk";
+/// Which parameters are saved.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    /// A regular expression of their paths.
+    pub paths: &'static str,
+    pub file: &'static str,
+}
+
+pub const ADAPTERS: Saved = Saved { paths: r"(^|\.)(lora|dora)\.", file: "adapters.bpk" };
 const OPTIMIZER: &str = "optimizer.bpk";
 const RUN: &str = "run.txt";
 
 impl Checkpoint {
-    pub fn new(folder: PathBuf, run: String, saved: &'static str) -> Self {
+    pub fn new(folder: PathBuf, run: String, saved: Saved) -> Self {
         Self { folder, run, saved }
     }
 
@@ -49,12 +54,13 @@ impl Checkpoint {
             fs::remove_dir_all(&partial)?; // from a run that ended while saving
         }
         fs::create_dir_all(&partial)?;
-        let saved = ParamGroup::from_regex(self.saved).map_err(|error| format!("{error:?}"))?;
-        model.clone().into_record_group(saved).save(partial.join(MODEL))?;
+        let Saved { paths, file } = self.saved;
+        let saved = ParamGroup::from_regex(paths).map_err(|error| format!("{error:?}"))?;
+        model.clone().into_record_group(saved).save(partial.join(file))?;
         optimizer.save(partial.join(OPTIMIZER))?;
         fs::write(partial.join(RUN), &self.run)?;
         // The files must be on disk before the folder has its name.
-        [MODEL, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
+        [file, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
         fs::rename(&partial, self.of(steps))?;
         match before.filter(|before| *before != steps) {
             Some(before) => Ok(fs::remove_dir_all(self.of(before))?),
@@ -77,7 +83,7 @@ impl Checkpoint {
                 format!("{}: another run, of {run}; this one is of {}", path.display(), self.run).into()
             );
         }
-        let path = self.of(steps).join(MODEL);
+        let path = self.of(steps).join(self.saved.file);
         let record = ModuleRecord::load(&path).map_err(|error| named(&path, &error))?;
         let model =
             model.try_load_record(record.allow_partial(true)).map_err(|error| named(&path, &error))?;

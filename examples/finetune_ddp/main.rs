@@ -221,7 +221,7 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut one = match args.compare {
         false => None,
         true => {
-            let saved = ParamGroup::from_regex(T::SAVED).map_err(|error| format!("{error:?}"))?;
+            let saved = ParamGroup::from_regex(T::SAVED.paths).map_err(|error| format!("{error:?}"))?;
             let record = model.clone().into_record_group(saved).allow_partial(true);
             Some(Comparison::<T>::new(task.adapted(in_memory).load_record(record), optimizer.clone()))
         }

@@ -1,5 +1,8 @@
 //! What the example trains: a language model with adapters, or a residual network with batch norms.
-use super::{Args, checkpoint::ADAPTERS};
+use super::{
+    Args,
+    checkpoint::{ADAPTERS, Saved},
+};
 use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::nn::loss::CrossEntropyLossConfig;
@@ -33,10 +36,11 @@ trait Classifier: Module {
 pub trait Task: Sized {
     type Model: Module;
     type Batch: Clone + Send;
-    /// A regular expression of the paths that checkpoints save.
-    const SAVED: &'static str;
-    /// Whether rounding errors grow from step to step until two runs are different. Then only steps from the same values can be compared.
-    const DIVERGES: bool;
+    /// What checkpoints save.
+    const SAVED: Saved;
+    /// Whether the gradient jumps: a rounding error can change the sign of the input of a ReLU. In a few steps, gradients then differ by
+    /// more than rounding errors, and after them two runs are different, so that only steps from the same values can be compared.
+    const HAS_JUMPS: bool;
 
     fn new(args: &Args) -> Result<Self, Box<dyn Error>>;
     /// The settings that determine the frozen weights and the batches of a run.
@@ -66,8 +70,8 @@ pub const HEADS: usize = 4;
 impl Task for Language {
     type Model = Llama;
     type Batch = text::Batch;
-    const SAVED: &'static str = ADAPTERS;
-    const DIVERGES: bool = false;
+    const SAVED: Saved = ADAPTERS;
+    const HAS_JUMPS: bool = false;
 
     fn new(args: &Args) -> Result<Self, Box<dyn Error>> {
         let vocabulary = Vocabulary::new();
@@ -124,9 +128,8 @@ pub struct Digits {
 impl Task for Digits {
     type Model = net::Net;
     type Batch = digits::Batch;
-    const SAVED: &'static str = ".";
-    /// Adam's first steps have the size of the learning rate, also where a gradient is little more than its rounding error.
-    const DIVERGES: bool = true;
+    const SAVED: Saved = Saved { paths: ".", file: "model.bpk" };
+    const HAS_JUMPS: bool = true;
 
     fn new(args: &Args) -> Result<Self, Box<dyn Error>> {
         let (train, _) = digits::load()?;

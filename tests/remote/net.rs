@@ -1,4 +1,5 @@
 //! A small network with what can be divided and synchronized, and moments in its step at which something can happen.
+use super::checkpoint::Saved;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::checkpoint::checkpoint;
@@ -30,7 +31,7 @@ pub struct Net {
     head: Linear,
 }
 
-pub const TRAINED: &str = r"^(blocks|head)\.";
+pub const TRAINED: Saved = Saved { paths: r"^(blocks|head)\.", file: "model.bpk" };
 const ITEMS: usize = 5;
 pub type Item = (Tensor<2, Int>, Tensor<2>);
 
