@@ -119,7 +119,7 @@ pub enum ParallelError {
     )]
     Lost,
     /// Devices failed, or their servers can no longer be reached. What was computed on them is lost. A device also fails if another one
-    /// that sends to it is gone.
+    /// that sends to it is gone. Those that did not answer in time are named, too.
     #[error("{}", list(failed))]
     Devices {
         /// Each of them.
@@ -130,7 +130,8 @@ pub enum ParallelError {
 /// What is wrong with a device.
 #[derive(Debug)]
 pub struct DeviceFailure {
-    /// Its position among the devices. Devices that only own frozen weights come after those of the replicas.
+    /// Its position among the devices. Devices that only own frozen weights come after those of the replicas, and then one of another module
+    /// that the loss uses.
     pub index: usize,
     /// The device.
     pub device: Device,

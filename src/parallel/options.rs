@@ -59,7 +59,7 @@ impl ReplicaOptions {
     /// - Every replica must run the same batch norms in the same order, on the thread on which `loss` is called. A part of weight 0 does not
     ///   run, and does not count.
     /// - [Checkpointed](crate::checkpoint) segments exchange again when they are recomputed. Divided optimizers and frozen weights go with it.
-    /// - Running statistics are updated when all replicas have succeeded.
+    /// - Running statistics are updated when all replicas have succeeded, and all servers have answered.
     /// - Burn's own `BatchNorm` cannot be synchronized: the first step that changes its running statistics is an error.
     /// - A [policy](crate::saved) of the calling thread applies to the replicas. A [ledger](crate::measure::ledger) does not see them.
     /// - If several replicas are on one device, their graphs exist at once. Random draws of replicas on CPUs, or of one backend, come in any
@@ -76,11 +76,13 @@ impl ReplicaOptions {
     /// [synchronized](Self::with_synchronized_batch_norm) batch norm. Then an error names the devices that did not answer. By default,
     /// replicas wait ten minutes for each other, and `sync` waits until each device answers or its server is gone.
     ///
-    /// A step that failed waits once more for all devices, to name those that do not answer, ten minutes by default.
+    /// When a device has failed, the others are waited for ten minutes at most. A step that failed waits once more for all devices, to name
+    /// those that do not answer, ten minutes by default.
     ///
-    /// The time must be enough for everything that the devices were given to do. Divided frozen weights are waited for no longer, either.
-    /// Not bounded are what `loss` itself reads from a device, and the sending of work to a server that takes none, once the buffers on the
-    /// way to it are full.
+    /// The time must be enough for everything that the devices were given to do. Within [`backward`](super::Replicas::backward), layers wait
+    /// no longer for divided frozen weights, nor recomputed segments for what they compare. Not bounded are what `loss` itself reads from a
+    /// device, tensors that a [policy](crate::saved) keeps elsewhere, and the sending of work to a server that takes none, once the buffers
+    /// on the way to it are full. Outside of `backward` and `sync`, nothing is bounded.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -123,8 +125,8 @@ impl FrozenOptions {
     ///
     /// A server of Burn 0.22.1 that is asked for a tensor at the moment at which the tensor becomes ready may miss it, and looks again only
     /// when it has another one to send (`external_comm.rs` of burn-communication). Without a bound there nearly always is another one; if the
-    /// program waits, there is none. So the program has all owners send a number after five seconds, or a quarter of the
-    /// [time-out](ReplicaOptions::with_timeout), and then after twice the time.
+    /// program waits, there is none. So within a step, the servers that answer send a number each after a second, or a quarter of the
+    /// [time-out](ReplicaOptions::with_timeout), and then after twice the time. Nothing does so in inference.
     pub fn with_read_ahead(mut self, bytes: u64) -> Self {
         self.read_ahead = Some(bytes);
         self
