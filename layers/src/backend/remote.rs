@@ -117,17 +117,16 @@ pub fn data(
     answer(device, task).unwrap_or_else(|error| panic!("{device:?} could not be read from: {error}"))
 }
 
-/// Waits until a device has done what it was given.
+/// Waits until a device has come to all that it was given.
 ///
-/// `sync` holds the thread that sends to the server until it has answered. If it never does, even dropping a tensor of the device would
-/// wait for ever, once the queue of that thread is full. Reading a number holds nothing, and shows that the server answers.
+/// `Device::sync` holds the thread that sends to the server until it has answered. If it does not, even dropping a tensor of the device
+/// waits, once the queue of that thread is full. Reading a number holds nothing.
 ///
 /// # Errors
 ///
 /// Returns an error if the device failed, or its server is gone.
 pub fn answered(device: &Device) -> Result<(), ExecutionError> {
-    Tensor::<1>::zeros([1], device).try_into_data()?;
-    device.sync()
+    Tensor::<1>::zeros([1], device).try_into_data().map(drop)
 }
 
 /// Has the servers that answer send a number each to a device that waits. Returns at once.
@@ -145,9 +144,8 @@ pub fn wake<'a>(from: impl IntoIterator<Item = &'a Device>, to: &Device) {
         }
         let to = to.clone();
         let send = move || {
-            let number = Tensor::<1>::zeros([1], &device);
-            if number.clone().try_into_data().is_ok() {
-                drop(number.to_device(&to));
+            if answered(&device).is_ok() {
+                drop(Tensor::<1>::zeros([1], &device).to_device(&to));
             }
         };
         drop(elsewhere(send)); // without a thread, the next call may succeed
