@@ -47,11 +47,20 @@ pub(super) fn with_reason(reason: String) -> ExecutionError {
 /// one has failed, the others are waited for [`TIMEOUT`] at most, as they may wait for what it will never send.
 pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults {
     let mut waiting = Waiting { devices, late: vec![], faults: Faults::default(), patience: Patience::new(timeout) };
-    waiting.for_all(answered);
-    // This holds what sends to a server until it answers, so only those that answer are asked.
-    if waiting.faults.0.is_empty() {
-        waiting.for_all(Device::sync);
+    let is_remote = |index: &usize| remote_id(devices[*index]).is_some();
+    let (remote, here): (Vec<usize>, Vec<usize>) = (0..devices.len()).partition(is_remote);
+    let (sender, receiver) = mpsc::channel();
+    waiting.late.extend(&remote);
+    for index in remote {
+        let (sender, device) = (sender.clone(), devices[index].clone().without_autodiff());
+        // The receiver may be gone when the device answers.
+        if let Err(error) = elsewhere(move || drop(sender.send((index, answered(&device))))) {
+            waiting.answers(index, Err(with_reason(without_thread(&error))));
+        }
     }
+    drop(sender);
+    here.into_iter().for_each(|index| waiting.answers(index, devices[index].sync()));
+    waiting.for_answers(&receiver);
     waiting.faults
 }
 
@@ -65,24 +74,6 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Runs a task for every device, on threads of their own for those of servers.
-    fn for_all(&mut self, task: fn(&Device) -> Answered) {
-        let is_remote = |index: &usize| remote_id(self.devices[*index]).is_some();
-        let (remote, here): (Vec<usize>, Vec<usize>) = (0..self.devices.len()).partition(is_remote);
-        let (sender, receiver) = mpsc::channel();
-        self.late.extend(&remote);
-        for index in remote {
-            let (sender, device) = (sender.clone(), self.devices[index].clone().without_autodiff());
-            // The receiver may be gone when the device answers.
-            if let Err(error) = elsewhere(move || drop(sender.send((index, task(&device))))) {
-                self.answers(index, Err(with_reason(without_thread(&error))));
-            }
-        }
-        drop(sender);
-        here.into_iter().for_each(|index| self.answers(index, task(self.devices[index])));
-        self.for_answers(&receiver);
-    }
-
     fn answers(&mut self, index: usize, result: Answered) {
         self.late.retain(|&of| of != index);
         if let Err(error) = result {

@@ -117,10 +117,10 @@ pub fn data(
     answer(device, task).unwrap_or_else(|error| panic!("{device:?} could not be read from: {error}"))
 }
 
-/// Waits until a device has come to all that it was given.
+/// Waits until a device has done what this stream gave it before, and reads a number.
 ///
-/// `Device::sync` holds the thread that sends to the server until it has answered. If it does not, even dropping a tensor of the device
-/// waits, once the queue of that thread is full. Reading a number holds nothing.
+/// `Device::sync` holds the thread that sends to the server until it has answered. Meanwhile the server cannot be told to send what others
+/// wait for, and if it never answers, even dropping a tensor of the device waits, once the queue of that thread is full.
 ///
 /// # Errors
 ///
