@@ -2,9 +2,10 @@
 use super::{DeviceFailure, ParallelError, TIMEOUT};
 use burn::tensor::{Device, ExecutionError};
 use burn_memsave_layers::backend::remote::{
-    PANICKED, Patience, answered, elsewhere, remote_id, wake, without_thread,
+    Late, PANICKED, Patience, answered, elsewhere, remote_id, wake, without_thread,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -46,11 +47,11 @@ pub(super) fn with_reason(reason: String) -> ExecutionError {
 /// Waits for devices: those of this machine without a time-out, since they can neither be gone nor be waited for on another thread. When
 /// one has failed, the others are waited for [`TIMEOUT`] at most, as they may wait for what it will never send.
 pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults {
-    let mut waiting = Waiting { devices, late: vec![], faults: Faults::default(), patience: Patience::new(timeout) };
+    let mut waiting = Waiting { devices, late: BTreeMap::new(), faults: Faults::default(), patience: Patience::new(timeout) };
     let is_remote = |index: &usize| remote_id(devices[*index]).is_some();
     let (remote, here): (Vec<usize>, Vec<usize>) = (0..devices.len()).partition(is_remote);
     let (sender, receiver) = mpsc::channel();
-    waiting.late.extend(&remote);
+    waiting.late.extend(remote.iter().map(|&index| (index, Arc::new(Late))));
     for index in remote {
         let (sender, device) = (sender.clone(), devices[index].clone().without_autodiff());
         // The receiver may be gone when the device answers.
@@ -68,14 +69,14 @@ pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults
 struct Waiting<'a> {
     devices: &'a [&'a Device],
     /// Those of servers that have not answered yet.
-    late: Vec<usize>,
+    late: BTreeMap<usize, Arc<Late>>,
     faults: Faults,
     patience: Patience,
 }
 
 impl Waiting<'_> {
     fn answers(&mut self, index: usize, result: Answered) {
-        self.late.retain(|&of| of != index);
+        self.late.remove(&index);
         if let Err(error) = result {
             self.faults.add(index, self.devices[index], Some(error));
             self.patience.end_after(TIMEOUT);
@@ -85,12 +86,13 @@ impl Waiting<'_> {
     fn for_answers(&mut self, receiver: &Receiver<(usize, Answered)>) {
         while !self.late.is_empty() {
             let devices = || self.devices.iter().copied();
-            let wake = || self.late.iter().for_each(|&index| wake(devices(), self.devices[index]));
+            let wake =
+                || self.late.iter().for_each(|(&index, late)| wake(devices(), self.devices[index], late));
             match self.patience.receive(receiver, wake) {
                 Ok((index, result)) => self.answers(index, result),
                 Err(error) => {
                     let error = (error == RecvTimeoutError::Disconnected).then_some(PANICKED);
-                    for index in std::mem::take(&mut self.late) {
+                    for index in std::mem::take(&mut self.late).into_keys() {
                         let error = error.map(|reason| with_reason(reason.into()));
                         self.faults.add(index, self.devices[index], error);
                     }
@@ -110,7 +112,8 @@ mod tests {
         let devices = [&device; 3];
         let waiting = |late: &[usize], millis| {
             let patience = Patience::new(Some(Duration::from_millis(millis)));
-            Waiting { devices: &devices, late: late.to_vec(), faults: Faults::default(), patience }
+            let late = late.iter().map(|&index| (index, Arc::new(Late))).collect();
+            Waiting { devices: &devices, late, faults: Faults::default(), patience }
         };
         let after = Duration::from_secs(1);
         let (sender, receiver) = mpsc::channel();
