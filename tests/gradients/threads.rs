@@ -69,7 +69,7 @@ fn alike<const D: usize, const O: usize>(
                 grad.iter::<f64>().collect::<Vec<_>>()
             });
             let largest = one.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
-            let bound = largest * if dtype == DType::F32 { 1e-6 } else { 1e-2 };
+            let bound = largest * if dtype == DType::F32 { 5e-6 } else { 1e-2 };
             let close = one.iter().zip(&other).all(|(one, other)| (one - other).abs() <= bound);
             assert!(close, "{name} of {shape:?} in {dtype:?}: gradient of a parameter, {threads} threads");
         }

@@ -88,8 +88,10 @@ impl Items {
 
     /// Divisions into smaller tasks, of which the best is among these.
     fn smaller(&self, whole: usize, threads: usize) -> impl Iterator<Item = Division> {
-        let fewer = (1..=TASKS).map(move |parts| whole.div_ceil(parts)).filter(|&items| items >= self.least);
-        let fewer = fewer.map(Division::Whole).filter(|&fewer| self.largest(fewer) >= SMALLEST);
+        let least = self.least.max((SMALLEST / self.of_item(self.work)).ceil() as usize);
+        let in_turns = (1..=TASKS).map(move |turns| self.count.div_ceil(turns * threads).max(least));
+        let fewer = (1..=TASKS).map(move |parts| whole.div_ceil(parts)).chain(in_turns);
+        let fewer = fewer.filter(move |items| (least..=whole).contains(items)).map(Division::Whole);
         fewer.chain(self.cuts(threads).map(Division::Cut))
     }
 
@@ -227,6 +229,19 @@ mod tests {
                         threads,
                         &format!("{count} x {steps} x {step}"),
                     );
+                }
+            }
+        }
+    }
+
+    /// Items of few elements may be much work.
+    #[test]
+    fn tasks_of_few_elements_are_even() {
+        for count in SIZES {
+            for work in [1 << 12, 1 << 16, 1 << 20] {
+                let items = Items::of([count, 7], Work::of([count, work]));
+                for threads in [2, 6, 16, 64, 256].into_iter().filter(|threads| 8 * threads <= count) {
+                    items.assert_even(items.division(threads), threads, &format!("{count} of {work}"));
                 }
             }
         }

@@ -142,7 +142,7 @@ mod tests {
     #[cfg(feature = "rayon")]
     #[test]
     fn partial_sums_are_the_product() {
-        const SIZES: [usize; 3] = [40, 1 << 16, 33];
+        const SIZES: [usize; 3] = [100, 1 << 15, 90];
         let [rows, depth, columns] = SIZES;
         assert!(Depth::of(SIZES, 12).is_some_and(|of| of.at_once < of.count));
         let number = |at: usize| ((at * 7919) % 2003) as f32 / 1001.0 - 1.0;
