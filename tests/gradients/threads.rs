@@ -99,7 +99,7 @@ fn softmaxes_of_long_columns() {
         alike("log_softmax", (shape, dtype), &[], |x, _| F::log_softmax(x * 9.0, 1));
     };
     for shape in [[1, 70_001, 3], [1, 2100, 65], [2, 5000, 40], [1, 600, 1030], [3, 33_000, 2]] {
-        [DType::F32, DType::BF16, DType::F64].map(|dtype| compare(shape, dtype));
+        [DType::F32, DType::BF16, DType::F64].into_iter().for_each(|dtype| compare(shape, dtype));
         alike("softmin", (shape, DType::F32), &[], |x, _| F::softmin(x, 1));
         alike("quiet_softmax", (shape, DType::F32), &[], |x, _| F::quiet_softmax(x, 1));
     }
@@ -267,25 +267,26 @@ fn local_responses_of_few_planes() {
     }
 }
 
+/// Asserts that a result in f32 is that of stock Burn in f64.
+fn close_to_f64<const D: usize>(what: &str, ours: Tensor<D>, stock: Tensor<D>) {
+    assert_eq!(ours.dims(), stock.dims());
+    let [ours, stock] = [ours, stock].map(|x| x.into_data().iter::<f64>().collect::<Vec<_>>());
+    let scale = stock.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
+    let difference = ours.iter().zip(&stock).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+    assert!(difference <= 1e-5 * scale, "{what}: {difference} of {scale}");
+}
+
 /// The truth: stock Burn's results of the same signals, in a pool of many threads.
 #[test]
 fn signals_are_computed_as_in_stock_burn() {
-    let values = |x: Tensor<3>| x.into_data().iter::<f64>().collect::<Vec<_>>();
-    let close = |what: &str, ours: Tensor<3>, stock: Tensor<3>| {
-        assert_eq!(ours.dims(), stock.dims());
-        let (ours, stock) = (values(ours), values(stock));
-        let scale = stock.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
-        let difference = ours.iter().zip(&stock).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
-        assert!(difference <= 1e-5 * scale, "{what}: {difference} of {scale}");
-    };
     let channels = 3;
     pools()[4].install(|| {
         for (kernel, stride, dilation) in [(3, 1, 1), (25, 2, 1), (3, 1, 4000), (40, 17, 1)] {
-            let run = |conv: &dyn Fn(Tensor<3>, Tensor<3>) -> Tensor<3>| {
-                let x = numbers([2, channels, 50_031], 1, DType::F32).require_grad();
-                let weight = numbers([channels, 1, kernel], 2, DType::F32).require_grad();
+            let run = |dtype, conv: &dyn Fn(Tensor<3>, Tensor<3>) -> Tensor<3>| {
+                let x = numbers([2, channels, 50_031], 1, dtype).require_grad();
+                let weight = numbers([channels, 1, kernel], 2, dtype).require_grad();
                 let y = conv(x.clone(), weight.clone());
-                let mut grads = (y.clone() * numbers(y.dims(), 3, DType::F32)).sum().backward();
+                let mut grads = (y.clone() * numbers(y.dims(), 3, dtype)).sum().backward();
                 let of = |tensor: &Tensor<3>, grads: &mut _| tensor.grad_remove(grads).expect("a gradient");
                 let of_x = of(&x, &mut grads);
                 (y.inner(), of_x, of(&weight, &mut grads))
@@ -295,19 +296,19 @@ fn signals_are_computed_as_in_stock_burn() {
             for (what, ours, stock) in [
                 (
                     "conv1d",
-                    run(&|x, weight| F::conv1d(x, weight, None, options())),
-                    run(&|x, weight| module::conv1d(x, weight, None, options())),
+                    run(DType::F32, &|x, weight| F::conv1d(x, weight, None, options())),
+                    run(DType::F64, &|x, weight| module::conv1d(x, weight, None, options())),
                 ),
                 (
                     "conv_transpose1d",
-                    run(&|x, weight| F::conv_transpose1d(x, weight, None, transposed())),
-                    run(&|x, weight| module::conv_transpose1d(x, weight, None, transposed())),
+                    run(DType::F32, &|x, weight| F::conv_transpose1d(x, weight, None, transposed())),
+                    run(DType::F64, &|x, weight| module::conv_transpose1d(x, weight, None, transposed())),
                 ),
             ] {
                 let case = format!("{what}, kernel {kernel}, stride {stride}, dilation {dilation}");
-                close(&case, ours.0, stock.0);
-                close(&format!("{case}, x"), ours.1, stock.1);
-                close(&format!("{case}, weight"), ours.2, stock.2);
+                close_to_f64(&case, ours.0, stock.0);
+                close_to_f64(&format!("{case}, x"), ours.1, stock.1);
+                close_to_f64(&format!("{case}, weight"), ours.2, stock.2);
             }
         }
     });
@@ -318,20 +319,23 @@ fn signals_are_computed_as_in_stock_burn() {
 fn few_long_columns_are_computed_as_in_stock_burn() {
     pools()[4].install(|| {
         for shape in [[1, 20_001, 3], [2, 3000, 65]] {
-            let run = |f: &dyn Fn(Tensor<3>) -> Tensor<3>| {
-                let x = numbers(shape, 1, DType::F32).require_grad();
+            let run = |dtype, f: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+                let x = numbers(shape, 1, dtype).require_grad();
                 let y = f(x.clone() * 9.0);
-                let mut grads = (y.clone() * numbers(shape, 2, DType::F32)).sum().backward();
+                let mut grads = (y.clone() * numbers(shape, 2, dtype)).sum().backward();
                 [y.inner(), x.grad_remove(&mut grads).expect("a gradient")]
             };
-            let softmax = [run(&|x| F::softmax(x, 1)), run(&|x| burn::tensor::activation::softmax(x, 1))];
-            let log_softmax =
-                [run(&|x| F::log_softmax(x, 1)), run(&|x| burn::tensor::activation::log_softmax(x, 1))];
+            let softmax = [
+                run(DType::F32, &|x| F::softmax(x, 1)),
+                run(DType::F64, &|x| burn::tensor::activation::softmax(x, 1)),
+            ];
+            let log_softmax = [
+                run(DType::F32, &|x| F::log_softmax(x, 1)),
+                run(DType::F64, &|x| burn::tensor::activation::log_softmax(x, 1)),
+            ];
             for [ours, stock] in [softmax, log_softmax] {
                 for (ours, stock) in ours.into_iter().zip(stock) {
-                    let scale = stock.clone().abs().max().into_scalar::<f32>();
-                    let difference = (ours - stock).abs().max().into_scalar::<f32>();
-                    assert!(difference <= 1e-5 * scale, "{shape:?}: {difference} of {scale}");
+                    close_to_f64(&format!("softmaxes of {shape:?}"), ours, stock);
                 }
             }
         }
