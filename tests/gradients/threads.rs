@@ -272,8 +272,9 @@ fn close_to_f64<const D: usize>(what: &str, ours: Tensor<D>, stock: Tensor<D>) {
     assert_eq!(ours.dims(), stock.dims());
     let [ours, stock] = [ours, stock].map(|x| x.into_data().iter::<f64>().collect::<Vec<_>>());
     let scale = stock.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
-    let difference = ours.iter().zip(&stock).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
-    assert!(difference <= 1e-5 * scale, "{what}: {difference} of {scale}");
+    for (ours, stock) in ours.into_iter().zip(stock) {
+        assert!((ours - stock).abs() <= 1e-5 * scale, "{what}: {ours} beside {stock}, of {scale}");
+    }
 }
 
 /// The truth: stock Burn's results of the same signals, in a pool of many threads.

@@ -9,6 +9,9 @@ use core::slice;
 /// Elements of a result that is computed so, at most. A larger one is divided well enough.
 const SMALL: usize = 1 << 14;
 
+/// Its longest side, at most. The sides of a result of few long rows, as when texts are generated, are divided: its time goes into reading.
+const LONGEST_SIDE: usize = 1 << 10;
+
 /// Multiplications, and summands, of a part at least.
 const LEAST_WORK: usize = 1 << 20;
 const LEAST_SUMMANDS: usize = 1 << 7;
@@ -19,7 +22,7 @@ const MOST_PARTS: usize = 1 << 10;
 /// The sums of all parts that are computed at the same time take at most one part in this many of both factors, which must have room for so
 /// many sums.
 const PART: usize = 16;
-const ROOM: usize = 32;
+const ROOM: usize = 64;
 
 /// The parts of the summands.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,7 @@ impl Depth {
     /// Of a product of these sizes, by so many threads; `None` if its rows and columns are to be divided.
     pub(super) fn of([rows, depth, columns]: [usize; 3], threads: usize) -> Option<Self> {
         let len = rows.saturating_mul(columns);
-        if threads <= FEW || !(1..=SMALL).contains(&len) {
+        if threads <= FEW || !(1..=SMALL).contains(&len) || rows.max(columns) > LONGEST_SIDE {
             return None;
         }
         let room = (rows + columns).saturating_mul(depth) / (PART * len);
@@ -135,7 +138,9 @@ mod tests {
         }
         assert!(Depth::of([64, 1 << 20, 64], 64).is_some_and(|of| of.count >= 512));
         assert!(Depth::of([64, 1 << 20, 64], 2).is_none() && Depth::of([256, 1 << 20, 256], 64).is_none());
-        assert!(Depth::of([1, 4096, 4096], 64).is_none(), "columns of one row are divided");
+        for columns in [4096, 14_336] {
+            assert!(Depth::of([1, columns, columns], 64).is_none(), "columns of one row are divided");
+        }
     }
 
     /// The same sums whatever the number of threads, if these are many; with a bias and added to what is there.

@@ -102,7 +102,10 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     let written = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
     let read = depth.saturating_mul(rows.saturating_add(columns)).saturating_mul(PER_READ);
     let work = written.saturating_add(read);
-    if let Some(depths) = Depth::of([rows, depth, columns], parallel::threads()) {
+    // Of other ways, parts of the summands are read with a stride, or have to be packed.
+    if matches!(Way::of(a, b), Way::Whole)
+        && let Some(depths) = Depth::of([rows, depth, columns], parallel::threads())
+    {
         // SAFETY: as the caller promises.
         return unsafe { depths.multiply(a, b, result, start) };
     }

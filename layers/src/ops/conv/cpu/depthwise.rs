@@ -147,7 +147,7 @@ impl Sizes {
         Items {
             least: parallel::items_to_hold_of(planes, held, may_hold, threads),
             steps: plane.div_ceil(self.step(room)),
-            again: 1, // rows that two pieces read only have to be laid out
+            again: usize::from(self.block.is_none()), // rows that two pieces read only have to be laid out; blocks share none
             held: by_piece,
             may_hold,
             ..Items::of([planes, plane], work)
