@@ -179,8 +179,8 @@ impl Sizes {
 impl Room {
     /// Points of a block of a single row, which read every `stride`-th element: a stretch, unless its inputs are many.
     pub(super) fn block(self, stride: usize, reach: usize) -> usize {
-        const LEAST: usize = 1 << 6;
-        (2 * self.stretch / stride.max(2)).max(LEAST).max(self.band.reaches * reach)
+        let least = (self.stretch / 32).max(MOST_LANES);
+        (2 * self.stretch / stride.max(2)).max(least).max(self.band.reaches * reach)
     }
 
     /// Elements that so many threads may hold of a convolution of so many elements.
