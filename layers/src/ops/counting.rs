@@ -2,7 +2,7 @@
 //!
 //! A kernel is even if no task takes longer than it takes to wake a thread, or if all tasks together take at most 1.25 times as long as work
 //! that is divided evenly. Every step is in one task, and tasks hold no more than they may. Where that cannot be, the table says so.
-use super::{conv, cross_entropy, linear_divergence, local_response, max_pool, row_norm, softmax};
+use super::{conv, cross_entropy, linear_divergence, local_response, max_pool, recurrent, row_norm, softmax};
 use crate::backend::cpu::{
     axis_map::counting as axis_map,
     plan::{Division, EVEN, Items},
@@ -102,24 +102,96 @@ fn planes_keep_all_threads_busy() {
 /// More than [`EVEN`] only for tasks that take less than twice as long as it takes to wake a thread: smaller ones lay out more rows twice.
 #[test]
 fn depthwise_convolutions_keep_threads_busy() {
-    let mut table = Table::new("depthwise convolutions");
+    let [mut table, mut gradients] =
+        ["depthwise convolutions", "depthwise convolutions, weight"].map(Table::new);
     for [batch, channels, side] in planes() {
         for (kernel, stride) in [(3, 1), (3, 2), (7, 1)] {
             if kernel > side || batch * channels > 3000 {
                 continue;
             }
             let shape = format!("[{batch}, {channels}, {side}, {side}], kernel {kernel}, stride {stride}");
-            table.count(shape, &|threads| {
-                vec![conv::cpu::depthwise_counting::division(
-                    [batch, channels, side],
-                    kernel,
-                    stride,
-                    threads,
-                )]
+            let (sides, options) = ([side, side], [kernel, stride]);
+            table.count(&shape, &|threads| {
+                vec![conv::cpu::depthwise_counting::division(batch * channels, &sides, options, threads)]
+            });
+            gradients.count(&shape, &|threads| {
+                vec![conv::cpu::correlate_counting::division([batch, channels], &sides, options, threads)]
             });
         }
     }
     table.assert_at_most(2.0);
+    gradients.assert_at_most(2.0);
+}
+
+/// Planes of a single row. Convolutions as [for other planes](depthwise_convolutions_keep_threads_busy).
+#[test]
+fn signals_keep_threads_busy() {
+    let [mut forward, mut backward] = ["max_pool1d", "max_pool1d, backward"].map(Table::new);
+    let [mut convolutions, mut gradients] =
+        ["depthwise convolutions of signals", "depthwise convolutions of signals, weight"].map(Table::new);
+    for [batch, channels] in [[1, 1], [1, 2], [3, 1], [2, 8], [1, 100], [64, 3]] {
+        for size in [1000, 30_000, 1 << 18, 1 << 20] {
+            for (kernel, stride) in [(3, 1), (3, 2), (25, 1), (400, 160)] {
+                let shape = format!("[{batch}, {channels}, {size}], kernel {kernel}, stride {stride}");
+                let [items, of_backward] =
+                    max_pool::cpu::counting::items_of_signals(batch * channels, size, kernel, stride);
+                forward.count(&shape, &divided(items));
+                backward.count(&shape, &divided(of_backward));
+                let options = [kernel, stride];
+                convolutions.count(&shape, &|threads| {
+                    vec![conv::cpu::depthwise_counting::division(batch * channels, &[size], options, threads)]
+                });
+                gradients.count(&shape, &|threads| {
+                    vec![conv::cpu::correlate_counting::division(
+                        [batch, channels],
+                        &[size],
+                        options,
+                        threads,
+                    )]
+                });
+            }
+        }
+    }
+    for table in [forward, backward] {
+        table.assert_at_most(EVEN);
+    }
+    for table in [convolutions, gradients] {
+        table.assert_at_most(2.0);
+    }
+}
+
+/// The loops between the products. A step of a single sequence stays on one thread unless it has more than 8192 hidden units.
+#[test]
+fn steps_of_recurrent_layers_keep_threads_busy() {
+    let mut table = Table::new("recurrent steps");
+    for batch in [1, 2, 3, 16, 33, 100, 1000] {
+        for hidden in [1, 100, 1024, 4096, 10_000, 1 << 16] {
+            table.count(format!("[{batch}, {hidden}]"), &|threads| {
+                vec![recurrent::cpu::counting::division([batch, hidden], threads)]
+            });
+        }
+    }
+    table.assert_at_most(EVEN);
+}
+
+/// Parts have 256 rows at least, of 64 to 127 columns: some tasks take twice as long as it takes to wake a thread. A tenth more than [`EVEN`]
+/// where 351 such parts are divided among 160 threads.
+#[test]
+fn softmaxes_along_other_axes_keep_threads_busy() {
+    let mut table = Table::new("softmax along another axis");
+    table.longest *= 2.25;
+    for blocks in [1, 2, 3, 16, 100] {
+        for inner in [2, 3, 16, 63, 64, 100, 127, 130, 512, 1000, 4096, 50_000] {
+            for length in [1, 100, 300, 511, 512, 2000, 30_000, 1 << 20] {
+                if blocks * inner * length <= 1 << 28 {
+                    table.count(format!("[{blocks}, {length}, {inner}]"), &|threads| {
+                        vec![softmax::cpu::counting::division([blocks, length, inner], threads)]
+                    });
+                }
+            }
+        }
+    }
+    table.assert_at_most(1.1 * EVEN);
 }
 
 /// Rows of up to 2^16 elements are not cut. In a softmax or cross entropy, they take twice as long as it takes to wake a thread; in a

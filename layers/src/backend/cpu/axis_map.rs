@@ -304,7 +304,7 @@ impl<'a> Adjoint<'a> {
             steps: if first.is_ordered() { first.size } else { 1 },
             again,
             work_if_cut: if is_wide { work } else { work.times((strip + again) as f64 / strip as f64) },
-            held: [of_part + strip * of_input, 0],
+            held: of_part + strip * of_input,
             may_hold,
             ..Items::of([planes, plane_in], work)
         };

@@ -31,6 +31,7 @@ pub(crate) mod pieces;
 pub(crate) mod plan;
 pub(crate) mod product;
 mod quantized;
+pub(crate) mod strips;
 pub(crate) mod sums;
 pub(crate) mod transpose;
 pub(crate) mod unpacked_rows;

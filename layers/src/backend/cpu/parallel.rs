@@ -8,7 +8,7 @@ pub(crate) use super::work::Work;
 use rayon::{current_num_threads, prelude::*};
 #[cfg(not(feature = "rayon"))]
 use sequential::*;
-use std::{marker::PhantomData, mem::MaybeUninit, slice};
+use std::mem::MaybeUninit;
 
 /// Work that [`vectorized`] compiles for several widths of vectors, because its `run` is `#[inline(always)]`. A closure is a job, too, but
 /// it is inlined only if it is small: a large one runs in the narrow vectors that every machine has. So do closures that a job passes to
@@ -249,63 +249,6 @@ fn map_each_chunk<T: Send, R: Send>(
     chunks.enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
-/// Some neighboring columns of a matrix.
-pub(crate) struct Strip<'a, T> {
-    first: *mut T,
-    rows: usize,
-    /// Distance between rows.
-    pitch: usize,
-    width: usize,
-    matrix: PhantomData<&'a mut [T]>,
-}
-
-impl<T> Strip<'_, T> {
-    /// The part of each row that is in these columns.
-    #[inline(always)]
-    pub(crate) fn rows(&mut self) -> impl Iterator<Item = &mut [T]> {
-        (0..self.rows).map(|row| {
-            // SAFETY: within the matrix, as `strips_mut` ensures. No other strip has these columns, and no other row these elements.
-            unsafe { slice::from_raw_parts_mut(self.first.add(row * self.pitch), self.width) }
-        })
-    }
-}
-
-/// Calls `f(start, strip)` for every strip of `width` columns; the last strip of a matrix may be narrower. `values` holds matrices
-/// `[rows, columns]` one after the other, and `values[start]` is the first element of the strip.
-pub(crate) fn strips_mut<T: Send>(
-    values: &mut [T],
-    [rows, columns]: [usize; 2],
-    width: usize,
-    work: impl Into<Work>,
-    f: impl Fn(usize, Strip<'_, T>) + Send + Sync,
-) {
-    let (matrix, per_matrix) = (rows * columns, columns.div_ceil(width));
-    if values.is_empty() {
-        return;
-    }
-    assert!(values.len().is_multiple_of(matrix), "whole matrices");
-    let count = values.len() / matrix * per_matrix;
-    let task = if work.into().is_worth_it() { items_per_task(count, rows * width) } else { count };
-    let first = Shared(values.as_mut_ptr());
-    map_ranges(count, task, |strips| {
-        let first = &first;
-        for strip in strips {
-            let column = strip % per_matrix * width;
-            let start = strip / per_matrix * matrix + column;
-            let width = width.min(columns - column);
-            // SAFETY: within `values`, which is borrowed until all strips are done.
-            let first = unsafe { first.0.add(start) };
-            f(start, Strip { first, rows, pitch: columns, width, matrix: PhantomData });
-        }
-    });
-}
-
-/// The beginning of a slice of which several threads write different elements.
-struct Shared<T>(*mut T);
-
-// SAFETY: no two threads write the same elements.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
 /// Calls `f` with every job.
 pub(crate) fn each<J: Send>(jobs: Vec<J>, work: impl Into<Work>, f: impl Fn(J) + Send + Sync) {
     each_job(jobs, work.into(), &|job| vectorized(|| f(job)));
@@ -343,16 +286,7 @@ pub(crate) fn threads() -> usize {
 
 /// The number of items that a job should take if every job has a result of its own: all items, if the work is not worth waking threads.
 pub(crate) fn items_per_job(items: usize, work: impl Into<Work>) -> usize {
-    shared(items, work.into(), 4)
-}
-
-/// [`items_per_job`] for results so large that there should be one per thread at most.
-pub(crate) fn items_per_thread(items: usize, work: impl Into<Work>) -> usize {
-    shared(items, work.into(), 1)
-}
-
-fn shared(items: usize, work: Work, jobs_per_thread: usize) -> usize {
-    let jobs = if !work.is_worth_it() { 1 } else { jobs_per_thread * current_num_threads() };
+    let jobs = if work.into().is_worth_it() { 4 * current_num_threads() } else { 1 };
     items.div_ceil(jobs).max(1)
 }
 
@@ -364,12 +298,6 @@ pub(crate) fn items_per_part(item: usize, held: usize) -> usize {
 
 /// Elements that all threads together may hold beside any tensor: 128 KiB of f32.
 const HELD: usize = 1 << 15;
-
-/// The least number of items, of `item` elements each, that a task should take if it holds `held` elements of its own. The tasks that run at
-/// the same time then hold at most one `part`-th of all elements, or [`HELD`], or one task.
-pub(crate) fn items_to_hold([items, item]: [usize; 2], held: usize, part: usize) -> usize {
-    items_to_hold_of(items, held, elements_to_hold(items * item, part), threads())
-}
 
 /// Elements that all threads together may hold: one `part`-th of all elements, or [`HELD`].
 pub(crate) fn elements_to_hold(elements: usize, part: usize) -> usize {
@@ -447,23 +375,6 @@ mod tests {
             });
             assert_eq!(zipped, expected);
             assert_eq!(others.iter().sum::<usize>(), 2 * len);
-        }
-    }
-
-    #[test]
-    fn every_element_is_in_one_strip() {
-        for ([rows, columns], matrices) in [([3, 5], 2), ([1, 1], 7), ([40, 700], 9), ([2, 1000], 300)] {
-            for width in [1, 2, 64, columns] {
-                let len = matrices * rows * columns;
-                let mut values: Vec<usize> = (0..len).collect();
-                strips_mut(&mut values, [rows, columns], width, len, |start, mut strip| {
-                    for (row, values) in strip.rows().enumerate() {
-                        let first = start + row * columns;
-                        values.iter_mut().enumerate().for_each(|(at, value)| *value += first + at);
-                    }
-                });
-                assert!(values.iter().enumerate().all(|(at, &value)| value == 2 * at));
-            }
         }
     }
 

@@ -31,8 +31,8 @@ pub(crate) struct Items {
     pub(crate) again: usize,
     /// What all items take if they are cut, without what is taken [again](Self::again).
     pub(crate) work_if_cut: Work,
-    /// Elements that a piece holds beside results: so many, and so many per step.
-    pub(crate) held: [usize; 2],
+    /// Elements that a piece holds beside results.
+    pub(crate) held: usize,
     /// Elements that all pieces that run at the same time may hold.
     pub(crate) may_hold: usize,
 }
@@ -66,7 +66,7 @@ impl Division {
 impl Items {
     /// Items that are not cut, and for which nothing is held.
     pub(crate) fn of([count, item]: [usize; 2], work: Work) -> Self {
-        let (least, steps, again, held, may_hold) = (1, 1, 0, [0; 2], usize::MAX);
+        let (least, steps, again, held, may_hold) = (1, 1, 0, 0, usize::MAX);
         Self { count, item, work, least, steps, again, work_if_cut: work, held, may_hold }
     }
 
@@ -82,13 +82,34 @@ impl Items {
             return division;
         }
         let time = |division: &Division| self.time(*division, threads);
-        let tasks = (TASKS * threads).div_ceil(self.count.max(1));
-        let fewer = (1..=TASKS).map(|parts| whole.div_ceil(parts)).filter(|&items| items >= self.least);
-        let pieces = (2..=tasks.min(self.steps)).map(|pieces| self.steps.div_ceil(pieces));
-        let cut = pieces.map(Division::Cut).filter(|&cut| self.holds_little(cut, threads));
-        let smaller = fewer.map(Division::Whole).chain(cut).filter(|&of| self.largest(of) >= SMALLEST);
-        let least = smaller.min_by(|a, b| time(a).total_cmp(&time(b)));
+        let least = self.smaller(whole, threads).min_by(|a, b| time(a).total_cmp(&time(b)));
         least.filter(|least| time(least) < time(&division)).unwrap_or(division)
+    }
+
+    /// Divisions into smaller tasks, of which the best is among these.
+    fn smaller(&self, whole: usize, threads: usize) -> impl Iterator<Item = Division> {
+        let least = self.least.max((SMALLEST / self.of_item(self.work)).ceil() as usize);
+        let in_turns = (1..=TASKS).map(move |turns| self.count.div_ceil(turns * threads).max(least));
+        let fewer = (1..=TASKS).map(move |parts| whole.div_ceil(parts)).chain(in_turns);
+        let fewer = fewer.filter(move |items| (least..=whole).contains(items)).map(Division::Whole);
+        fewer.chain(self.cuts(threads).map(Division::Cut))
+    }
+
+    /// Steps of a piece: for every number of turns that threads may take, the fewest steps with which they take no more.
+    fn cuts(&self, threads: usize) -> impl Iterator<Item = usize> {
+        let (count, steps) = (self.count.max(1), self.steps);
+        let running = self.may_hold / self.held.max(1);
+        let (tasks, turns) = match running < threads {
+            true => (running, 1..=1), // pieces that wait for a thread would hold too much when they run
+            false => {
+                let most = (TASKS * threads).div_ceil(count);
+                (threads, (2 * count).div_ceil(threads)..=(most * count).div_ceil(threads))
+            }
+        };
+        let least = (SMALLEST / self.of_item(self.work) * steps as f64).ceil() as usize;
+        let least = least.saturating_sub(self.again).max(1);
+        let pieces = turns.map(move |turns| turns * tasks / count).filter(|&pieces| pieces > 1);
+        pieces.map(move |pieces| steps.div_ceil(pieces).max(least)).filter(move |&of_piece| of_piece < steps)
     }
 
     /// Whether no thread waits long for others: the rule of this file.
@@ -96,20 +117,6 @@ impl Items {
         let turns = self.tasks(division).div_ceil(threads) as f64;
         let together = turns * self.largest(division) * threads as f64;
         self.largest(division) <= Work::WORTH_IT as f64 || together <= EVEN * self.work.units()
-    }
-
-    fn holds_little(&self, division: Division, threads: usize) -> bool {
-        let running = self.tasks(division).min(threads);
-        running == 1 || running.saturating_mul(self.held_by(division)) <= self.may_hold
-    }
-
-    /// Elements that a piece holds.
-    fn held_by(&self, division: Division) -> usize {
-        let [piece, step] = self.held;
-        match division {
-            Division::Whole(_) => piece + self.steps * step,
-            Division::Cut(steps) => piece + steps.min(self.steps) * step,
-        }
     }
 
     /// The number of tasks.
@@ -173,7 +180,7 @@ pub(crate) mod counting {
         pub(crate) fn counted(&self, division: Division, threads: usize) -> Counted {
             let (tasks, largest) = (self.tasks(division), self.largest(division));
             let imbalance = tasks.div_ceil(threads) as f64 * largest * threads as f64 / self.work.units();
-            let held = tasks.min(threads).saturating_mul(self.held_by(division));
+            let held = tasks.min(threads).saturating_mul(self.held);
             Counted { tasks, largest, imbalance, held }
         }
 
@@ -227,6 +234,19 @@ mod tests {
         }
     }
 
+    /// Items of few elements may be much work.
+    #[test]
+    fn tasks_of_few_elements_are_even() {
+        for count in SIZES {
+            for work in [1 << 12, 1 << 16, 1 << 20] {
+                let items = Items::of([count, 7], Work::of([count, work]));
+                for threads in [2, 6, 16, 64, 256].into_iter().filter(|threads| 8 * threads <= count) {
+                    items.assert_even(items.division(threads), threads, &format!("{count} of {work}"));
+                }
+            }
+        }
+    }
+
     /// One thread, little work, and many items are divided as they are without this file.
     #[test]
     fn items_are_cut_only_where_threads_would_be_idle() {
@@ -250,7 +270,7 @@ mod tests {
         let shared = Items { steps: 512, again: 500, ..Items::of([1, 1 << 22], Work::of([1 << 22])) };
         assert_eq!(shared.division(2), Division::Whole(1), "both pieces would take almost everything");
         let plain = Items { steps: 512, ..Items::of([1, 1 << 22], Work::of([1 << 22])) };
-        let holding = Items { held: [100, 10], may_hold: 3000, ..plain };
+        let holding = Items { held: 100, may_hold: 3000, ..plain };
         for threads in 2..=256 {
             let counted = holding.counted(holding.division(threads), threads);
             assert!(counted.tasks == 1 || counted.held <= 3000, "{threads} threads: {counted:?}");
@@ -260,6 +280,43 @@ mod tests {
         assert!(matches!(costly.division(16), Division::Cut(_)));
         let least = Items { least: 5, steps: 1, ..Items::of([9, 1 << 20], Work::of([9, 1 << 20])) };
         assert_eq!(least.division(64), Division::Whole(5));
+    }
+
+    /// Few divisions are compared, and none that is left out takes less time.
+    #[test]
+    fn the_best_division_is_among_few() {
+        for count in SIZES {
+            for (steps, again) in [(2, 0), (56, 1), (97, 12), (512, 3), (1 << 12, 0)] {
+                for (held, may_hold) in [(0, usize::MAX), (100, 3000), (100, 20_000)] {
+                    let items = Items {
+                        steps,
+                        again,
+                        held,
+                        may_hold,
+                        ..Items::of([count, 1 << 18], Work::of([count, 1 << 22]))
+                    };
+                    for threads in [2, 3, 7, 16, 60, 64, 100, 256] {
+                        let smaller: Vec<_> = items.smaller(1, threads).collect();
+                        assert!(
+                            smaller.len() <= 4 * TASKS,
+                            "{count} x {steps}, {threads}: {}",
+                            smaller.len()
+                        );
+                        let best = items.time(items.division_from(1, threads), threads);
+                        let most = (TASKS * threads).div_ceil(count).min(steps);
+                        for cut in (2..=most).map(|pieces| Division::Cut(steps.div_ceil(pieces))) {
+                            let fits = items.counted(cut, threads).held <= may_hold;
+                            let is_large = items.largest(cut) >= SMALLEST;
+                            let is_needed = !items.is_even(Division::Whole(1), threads);
+                            assert!(
+                                !(fits && is_large && is_needed) || items.time(cut, threads) >= best,
+                                "{count} x {steps}, {threads} threads: {cut:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::backend::cpu::{
     parallel::{self, Work},
     pieces,
     plan::Items,
-    with_element,
+    strips, with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
@@ -168,7 +168,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
         // The products of all strips that are computed at the same time are a quarter of `x` at most, or of narrow strips.
         let points = dy.len() / channels.max(1);
         let width = (points / (4 * parallel::threads())).next_multiple_of(NARROW).clamp(NARROW, TILE);
-        parallel::strips_mut(dy, [channels, inner], width, work, |start, mut strip| {
+        strips::strips_mut(dy, [channels, inner], width, work, |start, mut strip| {
             let item = &x[start / (channels * inner) * channels * inner..][..channels * inner];
             let first = start % inner;
             let tile = first..inner.min(first + width);

@@ -189,21 +189,34 @@ impl PoolGeometry {
         }
     }
 
-    /// The loop over planes, which are cut between rows of windows.
+    /// The loop over planes, which are cut between rows of windows, or a single row between some windows.
     fn items(&self) -> Items {
         let (planes, [plane_in, plane_out]) = (self.planes, self.plane_sizes());
         let work = Work::of([8, planes, plane_out, self.rows.kernel, self.columns.kernel]); // rows of windows are short
-        Items { steps: self.rows.out, ..Items::of([planes, plane_in], work) }
+        Items { steps: plane_out.div_ceil(self.step_out()).max(1), ..Items::of([planes, plane_in], work) }
     }
 
-    /// The loop of the backward pass, whose planes are cut between rows of the input.
+    /// The loop of the backward pass, whose planes are cut between rows of the input, or a single row between some elements.
     fn items_backward(&self) -> Items {
         let (planes, [plane_in, plane_out]) = (self.planes, self.plane_sizes());
         let work = Work::of([planes, plane_in + 4 * plane_out]); // reads through a table
-        let steps = self.rows.size;
+        let steps = plane_in.div_ceil(self.step_in()).max(1);
         // Windows that reach into two pieces are visited by both.
-        let again = (self.rows.reach() - 1).div_ceil(self.rows.stride) * steps / self.rows.out.max(1);
+        let again = match self.rows.size {
+            1 => (self.columns.reach() - 1).div_ceil(self.step_in().max(1)),
+            rows => (self.rows.reach() - 1).div_ceil(self.rows.stride) * rows / self.rows.out.max(1),
+        };
         Items { steps, again, ..Items::of([planes, plane_in], work) }
+    }
+
+    /// Windows of a step: a row, or if there is one, some of it.
+    fn step_out(&self) -> usize {
+        if self.rows.out == 1 { self.columns.out.min(STEP_OUT) } else { self.columns.out }.max(1)
+    }
+
+    /// Elements of a step of the backward pass.
+    fn step_in(&self) -> usize {
+        if self.rows.size == 1 { self.columns.size.min(STEP_IN) } else { self.columns.size }.max(1)
     }
 
     fn plane_sizes(&self) -> [usize; 2] {
@@ -219,7 +232,7 @@ impl PoolGeometry {
             return (vec![], offsets);
         }
         let items = self.items();
-        let chunks = items.division(parallel::threads()).chunks(plane_out, self.columns.out);
+        let chunks = items.division(parallel::threads()).chunks(plane_out, self.step_out());
         let y = pieces::zip_filled_in_pieces(
             E::neg_infinity(),
             &mut offsets,
@@ -227,7 +240,7 @@ impl PoolGeometry {
             items.work,
             |start, y, offsets| {
                 let x = &x[start / plane_out * plane_in..];
-                let first = start % plane_out / self.columns.out;
+                let first = start % plane_out;
                 match nan_wins {
                     true => parallel::vectorized(Forward::<_, _, true>(self, x, first, y, offsets)),
                     false => parallel::vectorized(Forward::<_, _, false>(self, x, first, y, offsets)),
@@ -252,12 +265,17 @@ impl PoolGeometry {
         let taps: Vec<usize> = (0..(rows.kernel * columns.kernel).min(1 << 8)).map(tap).collect();
         let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
-        // Windows that overlap add up in one element: in f32 at least, narrowed once. `dx` are whole rows of a plane, or some of them.
-        let add = |dx: &mut [E::Acc], first_row: usize, offsets: &[O], dy: &[E]| {
-            let start = first_row * columns.size;
-            for oh in rows.windows_of(&(first_row..first_row + dx.len() / columns.size)) {
-                let row = oh * columns.out..(oh + 1) * columns.out;
-                let mut first = oh * rows.stride * columns.size;
+        // Windows that overlap add up in one element: in f32 at least, narrowed once. `dx` are whole rows of a plane, or a part of one,
+        // from `start` on.
+        let add = |dx: &mut [E::Acc], start: usize, offsets: &[O], dy: &[E]| {
+            let (first_row, first_column) = (start / columns.size, start % columns.size);
+            let windows = match dx.len() < columns.size {
+                true => columns.windows_of(&(first_column..first_column + dx.len())),
+                false => 0..columns.out,
+            };
+            for oh in rows.windows_of(&(first_row..first_row + dx.len().div_ceil(columns.size))) {
+                let row = oh * columns.out + windows.start..oh * columns.out + windows.end;
+                let mut first = oh * rows.stride * columns.size + windows.start * columns.stride;
                 for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
                     if offset != O::EMPTY {
                         // Of a window that reaches into other rows, too, the winner may be in those.
@@ -271,18 +289,18 @@ impl PoolGeometry {
             }
         };
         let items = self.items_backward();
-        let chunks = items.division(parallel::threads()).chunks(plane_in, columns.size);
+        let chunks = items.division(parallel::threads()).chunks(plane_in, self.step_in());
         pieces::filled_in_pieces(planes * plane_in, E::zero(), chunks, items.work, |start, dx| {
-            let (mut sums, first_row) = (vec![], start % plane_in / columns.size);
+            let (mut sums, first) = (vec![], start % plane_in);
             for (plane, dx) in (start / plane_in..).zip(dx.chunks_mut(plane_in)) {
                 let range = plane * plane_out..(plane + 1) * plane_out;
                 let (offsets, dy) = (&offsets[range.clone()], &dy[range]);
                 match accumulators(dx) {
-                    Some(dx) => add(dx, first_row, offsets, dy),
+                    Some(dx) => add(dx, first, offsets, dy),
                     None => {
                         sums.clear();
                         sums.resize(dx.len(), <E::Acc as Zero>::zero());
-                        add(&mut sums, first_row, offsets, dy);
+                        add(&mut sums, first, offsets, dy);
                         dx.iter_mut().zip(&sums).for_each(|(dx, &sum)| *dx = E::narrow(sum));
                     }
                 }
@@ -291,12 +309,17 @@ impl PoolGeometry {
     }
 }
 
+/// Windows, and elements of the input, between which a single row can be cut.
+const STEP_OUT: usize = 8;
+const STEP_IN: usize = 64;
+
 /// The most entries of a table along an axis: of taps with their windows, or of windows with their taps.
 const TABLE: usize = 64;
 
 /// Finds the maxima of planes, and their positions.
 ///
-/// The fields: the input from the first plane on, the first row of windows, and the results of whole planes or of some rows of one.
+/// The fields: the input from the first plane on, the first window, and the results of whole planes, of some rows of one, or of a part of a
+/// single row.
 struct Forward<'a, E, O, const NAN_WINS: bool>(&'a PoolGeometry, &'a [E], usize, &'a mut [E], &'a mut [O]);
 
 impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, NAN_WINS> {
@@ -306,11 +329,12 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
     /// few windows are taken window by window.
     #[inline(always)]
     fn run(self) {
-        let Self(geometry, x, first_row, y, offsets) = self;
-        if geometry.columns.out < FEW_WINDOWS {
+        let Self(geometry, x, first, y, offsets) = self;
+        let PoolGeometry { rows, columns, .. } = geometry;
+        let (first_row, before) = (first / columns.out, first % columns.out);
+        if columns.out < FEW_WINDOWS {
             return window_by_window::<_, _, NAN_WINS>(geometry, x, first_row, y, offsets);
         }
-        let PoolGeometry { rows, columns, .. } = geometry;
         let [plane_in, plane_out] = geometry.plane_sizes();
         // Looked up in tables, if these are small.
         let table = |axis: &PoolAxis| -> Vec<Range<usize>> {
@@ -320,7 +344,7 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
         let of_row = |tap: usize| of_rows.get(tap).cloned().unwrap_or_else(|| rows.windows(tap));
         let of_column = |tap: usize| of_columns.get(tap).cloned().unwrap_or_else(|| columns.windows(tap));
         // As wide as f32, so that vectors of both have the same number of elements.
-        let mut winners = vec![u32::MAX; columns.out];
+        let mut winners = vec![u32::MAX; columns.out.min(y.len())];
         let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
         for ((y, offsets), x) in planes {
             let windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
@@ -331,11 +355,13 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
                     let x = &x[ih * columns.size..][..columns.size];
                     for kw in 0..columns.kernel {
                         let windows = of_column(kw);
+                        let windows = windows.start.max(before)..windows.end.min(before + y.len());
                         if windows.is_empty() {
                             continue;
                         }
                         let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
                         let tap = (kh * columns.kernel + kw) as u32;
+                        let windows = windows.start - before..windows.end - before;
                         let (y, winners) = (&mut y[windows.clone()], &mut winners[windows]);
                         match (&x[first..], columns.stride) {
                             (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
@@ -430,6 +456,14 @@ pub(crate) mod counting {
     pub(crate) fn items([batch, channels, side]: [usize; 3], kernel: usize, stride: usize) -> [Items; 2] {
         let options = MaxPoolOptions::new([kernel; 2]).with_stride([stride; 2]);
         let x = Shape::new([batch, channels, side, side]);
+        let geometry = PoolGeometry::new(&x, &output_shape(&x, &options), &options);
+        [geometry.items(), geometry.items_backward()]
+    }
+
+    /// The same over signals.
+    pub(crate) fn items_of_signals(planes: usize, size: usize, kernel: usize, stride: usize) -> [Items; 2] {
+        let options = MaxPoolOptions::new([1, kernel]).with_stride([1, stride]);
+        let x = Shape::new([1, planes, 1, size]);
         let geometry = PoolGeometry::new(&x, &output_shape(&x, &options), &options);
         [geometry.items(), geometry.items_backward()]
     }

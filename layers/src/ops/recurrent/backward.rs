@@ -216,7 +216,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
     fn through_product(&self, dh: Option<FloatTensor<B>>, gate: usize, at: usize) -> Option<FloatTensor<B>> {
         let gradient = self.rows(self.product_gradient(gate), at);
         let weight = weight(&self.parameters[gate].hidden).clone();
-        let through = B::float_matmul(gradient, B::float_swap_dims(weight, 0, 1));
+        let through = B::hidden_product(gradient, weight, true);
         Some(match dh {
             Some(dh) => B::float_add(through, dh),
             None => through,

@@ -1,8 +1,16 @@
-//! The kernels of recurrent layers on a CPU: one fused loop over the rows of a step.
+//! The kernels of recurrent layers on a CPU: one fused loop over the rows of a step, which are cut where they are few and long.
+use super::kernels::product_by_burn;
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
-use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    exp::COST,
+    parallel,
+    plan::{Division, Items},
+};
+use crate::ops::linear::LinearKernels;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
+use core::ops::Range;
 use num_traits::Zero;
 
 mod cells;
@@ -11,6 +19,15 @@ mod half;
 use cells::{Clip, Elements, Gru, Lstm, New, Reset, Rnn};
 
 impl<B: CpuBackend> RecurrentKernels for B {
+    /// Burn's product of a single row stays on one thread.
+    fn hidden_product(x: FloatTensor<B>, weight: FloatTensor<B>, transposed: bool) -> FloatTensor<B> {
+        match (x.shape()[0], transposed) {
+            (1, false) => B::dense(x, weight, None),
+            (1, true) => B::dense_x_backward(weight, x),
+            _ => product_by_burn::<B>(x, weight, transposed),
+        }
+    }
+
     fn recurrent_forward(
         step: &RecurrentStep,
         gates: &mut Vec<FloatTensor<B>>,
@@ -79,15 +96,17 @@ impl RecurrentStep {
         }
     }
 
-    /// The rows of this step in the tensor of a gate.
-    fn rows<'a, E>(&self, values: &'a [E]) -> impl Iterator<Item = &'a [E]> {
+    /// The pieces of the rows of this step in the tensor of a gate.
+    fn rows<'a, E>(&self, values: &'a [E], pieces: Pieces) -> impl Iterator<Item = &'a [E]> {
         let ([start, stride], hidden) = (self.layout(), self.hidden);
-        values[start..].chunks(stride).take(self.batch).map(move |row| &row[..hidden])
+        let rows = values[start..].chunks(stride).take(self.batch);
+        rows.flat_map(move |row| row[..hidden].chunks(pieces.width))
     }
 
-    fn rows_mut<'a, E>(&self, values: &'a mut [E]) -> impl Iterator<Item = &'a mut [E]> {
+    fn rows_mut<'a, E>(&self, values: &'a mut [E], pieces: Pieces) -> impl Iterator<Item = &'a mut [E]> {
         let ([start, stride], hidden) = (self.layout(), self.hidden);
-        values[start..].chunks_mut(stride).take(self.batch).map(move |row| &mut row[..hidden])
+        let rows = values[start..].chunks_mut(stride).take(self.batch);
+        rows.flat_map(move |row| row[..hidden].chunks_mut(pieces.width))
     }
 
     /// Hidden and cell state.
@@ -106,19 +125,59 @@ impl RecurrentStep {
         RecurrentState { h: Some(tensor(h)), c: self.has_cell().then(|| tensor(c)) }
     }
 
-    /// Rows of a state; empty ones if there is no state.
-    fn rows_of<'a, E>(&self, state: &'a mut [E]) -> impl FnMut() -> &'a mut [E] {
-        let mut rows = state.chunks_exact_mut(self.hidden);
-        move || rows.next().unwrap_or_default()
+    /// Pieces of the rows of a state; empty ones if there is no state.
+    fn rows_of<'a, E>(&self, state: &'a mut [E], pieces: Pieces) -> impl FnMut() -> &'a mut [E] {
+        let rows = state.chunks_exact_mut(self.hidden);
+        let mut pieces = rows.flat_map(move |row| row.chunks_mut(pieces.width));
+        move || pieces.next().unwrap_or_default()
     }
 
-    /// Calls `f` for every row, on several threads if that pays.
-    fn for_rows<T: Send>(&self, mut rows: Vec<T>, gates: usize, f: impl Fn(&mut T) + Send + Sync) {
+    /// The first element of every piece, counted from the first one of a state.
+    fn starts(&self, pieces: Pieces) -> impl Iterator<Item = usize> {
+        let hidden = self.hidden;
+        let of_row = move |row: usize| (0..hidden).step_by(pieces.width).map(move |at| row * hidden + at);
+        (0..self.batch).flat_map(of_row)
+    }
+
+    /// The loop over rows, which are cut between some elements, and how it is divided among so many threads.
+    fn division(&self, gates: usize, threads: usize) -> (Items, Division) {
         let work = parallel::Work::of([COST, gates, self.batch, self.hidden]);
-        let task = parallel::items_per_thread(self.batch, work);
+        let steps = self.hidden.div_ceil(STEP).max(1);
+        let items = Items { steps, ..Items::of([self.batch, self.hidden], work) };
+        let rows = if work.is_worth_it() { self.batch.div_ceil(threads) } else { self.batch };
+        (items, items.division_from(rows.max(1), threads))
+    }
+
+    /// How the rows are divided among threads.
+    fn pieces(&self, gates: usize) -> Pieces {
+        let (items, division) = self.division(gates, parallel::threads());
+        let (width, task) = match division {
+            Division::Whole(rows) => (self.hidden, rows),
+            Division::Cut(steps) => (steps * STEP, 1),
+        };
+        Pieces { width: width.max(1), task, work: items.work }
+    }
+}
+
+/// Elements of a row between which it can be cut: enough for the vectors of several gates.
+const STEP: usize = 64;
+
+/// How the rows of a step are divided.
+#[derive(Clone, Copy)]
+struct Pieces {
+    /// Elements of a piece of a row.
+    width: usize,
+    /// Pieces of a task.
+    task: usize,
+    work: parallel::Work,
+}
+
+impl Pieces {
+    /// Calls `f` for every piece, on several threads if that pays.
+    fn each<T: Send>(self, mut pieces: Vec<T>, f: impl Fn(&mut T) + Send + Sync) {
         // Behind a reference, the loops of each of the many cells are compiled once, not once per place that calls them.
-        let f: &(dyn Fn(&mut T) + Send + Sync) = &|row| parallel::vectorized(|| f(row));
-        parallel::chunks_mut(&mut rows, task, work, |_, rows| rows.iter_mut().for_each(f));
+        let f: &(dyn Fn(&mut T) + Send + Sync) = &|piece| parallel::vectorized(|| f(piece));
+        parallel::chunks_mut(&mut pieces, self.task, self.work, |_, pieces| pieces.iter_mut().for_each(f));
     }
 }
 
@@ -136,9 +195,9 @@ impl<B: CpuBackend, E: CpuElement> Slices<B, E> {
         Self { tensors, zeros }
     }
 
-    /// Row number `row`, of `len` elements; empty if there are not that many rows.
-    fn row(&self, row: usize, len: usize) -> &[E] {
-        self.get(0).get(row * len..(row + 1) * len).unwrap_or_default()
+    /// Some elements of a state; none if there is no state.
+    fn piece(&self, elements: Range<usize>) -> &[E] {
+        self.get(0).get(elements).unwrap_or_default()
     }
 
     fn get(&self, index: usize) -> &[E] {
@@ -177,32 +236,35 @@ struct Forward<'a, B: CpuBackend, E> {
 impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, RecurrentState<B>> for Forward<'_, B, E> {
     fn visit<const G: usize>(self, elements: impl Elements<E::Acc, G>) -> RecurrentState<B> {
         let Self { step, gates, products, biases, state } = self;
-        let hidden = step.hidden;
+        let pieces = step.pieces(G);
         let mut next = step.zero_states();
-        let [mut h, mut c] = next.each_mut().map(|state| step.rows_of(state));
+        let [mut h, mut c] = next.each_mut().map(|state| step.rows_of(state, pieces));
         let mut values: Vec<_> =
-            gates.iter_mut().map(|gate| step.rows_mut(B::as_slice_mut::<E>(gate))).collect();
-        let rows: Vec<_> = (0..step.batch)
-            .map(|row| {
+            gates.iter_mut().map(|gate| step.rows_mut(B::as_slice_mut::<E>(gate), pieces)).collect();
+        let rows: Vec<_> = step
+            .starts(pieces)
+            .map(|start| {
                 let gates: [&mut [E]; G] =
                     core::array::from_fn(|gate| values[gate].next().expect("a row per batch item"));
-                (row, gates, h(), c())
+                (start, gates, h(), c())
             })
             .collect();
         drop((h, c));
         let products: [&[E]; G] = core::array::from_fn(|gate| products.get(gate));
         let biases: [[&[E]; 2]; G] =
             core::array::from_fn(|gate| [0, 1].map(|side| biases.get(2 * gate + side)));
-        step.for_rows(rows, G, |(row, gates, h, c)| {
-            let products = products.map(|products| &products[*row * hidden..(*row + 1) * hidden]);
-            let state = state.each_ref().map(|state| state.row(*row, hidden));
+        pieces.each(rows, |(start, gates, h, c)| {
+            let (first, elements_of) = (*start % step.hidden, *start..*start + h.len());
+            let products = products.map(|products| &products[elements_of.clone()]);
+            let biases = biases.map(|sides| sides.map(|bias| &bias[first..]));
+            let state = state.each_ref().map(|state| state.piece(elements_of.clone()));
             advance(elements, gates, products, biases, state, [h, c]);
         });
         step.state(next)
     }
 }
 
-/// One row of a step.
+/// A piece of a row of a step.
 #[inline(always)]
 fn advance<E: CpuElement, const G: usize>(
     elements: impl Elements<E::Acc, G>,
@@ -266,22 +328,23 @@ struct NextState<'a, B: CpuBackend, E> {
 impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, RecurrentState<B>> for NextState<'_, B, E> {
     fn visit<const G: usize>(self, elements: impl Elements<E::Acc, G>) -> RecurrentState<B> {
         let Self { step, gates, state } = self;
-        let hidden = step.hidden;
+        let pieces = step.pieces(1);
         let mut next = step.zero_states();
-        let [mut h, mut c] = next.each_mut().map(|state| step.rows_of(state));
-        let mut values: Vec<_> = gates.iter().map(|gate| step.rows(B::as_slice::<E>(gate))).collect();
-        let rows: Vec<_> = (0..step.batch)
-            .map(|row| {
+        let [mut h, mut c] = next.each_mut().map(|state| step.rows_of(state, pieces));
+        let mut values: Vec<_> = gates.iter().map(|gate| step.rows(B::as_slice::<E>(gate), pieces)).collect();
+        let rows: Vec<_> = step
+            .starts(pieces)
+            .map(|start| {
                 let gates: [&[E]; G] =
                     core::array::from_fn(|gate| values[gate].next().expect("a row per batch item"));
-                (row, gates, h(), c())
+                (start, gates, h(), c())
             })
             .collect();
         drop((h, c));
         let has = [true, elements_have_cell(elements)];
-        step.for_rows(rows, 1, |(row, gates, h, c)| {
-            let state = state.each_ref().map(|state| state.row(*row, hidden));
-            let gates = gates.map(|gate| &gate[..hidden]);
+        pieces.each(rows, |(start, gates, h, c)| {
+            let state = state.each_ref().map(|state| state.piece(*start..*start + h.len()));
+            let gates = gates.map(|gate| &gate[..h.len()]);
             for (at, next_h) in h.iter_mut().enumerate() {
                 let next = elements.update(gates.map(|gate| gate[at].widen()), read(state, has, at));
                 let [h, next_c] = next.map(E::narrow);
@@ -317,30 +380,31 @@ struct Backward<'a, B: CpuBackend, E> {
 impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, RecurrentState<B>> for Backward<'_, B, E> {
     fn visit<const G: usize>(self, elements: impl Elements<E::Acc, G>) -> RecurrentState<B> {
         let Self { step, gates, extra, state, grads } = self;
-        let hidden = step.hidden;
+        let pieces = step.pieces(G);
         let mut before = grads.map(|grads| grads.get(0).to_vec());
-        let [mut dh, mut dc] = before.each_mut().map(|grads| step.rows_of(grads));
+        let [mut dh, mut dc] = before.each_mut().map(|grads| step.rows_of(grads, pieces));
         let mut values: Vec<_> =
-            gates.iter_mut().map(|gate| step.rows_mut(B::as_slice_mut::<E>(gate))).collect();
-        let mut extra = extra.map(|extra| step.rows_mut(B::as_slice_mut::<E>(extra)));
-        let rows: Vec<_> = (0..step.batch)
-            .map(|row| {
+            gates.iter_mut().map(|gate| step.rows_mut(B::as_slice_mut::<E>(gate), pieces)).collect();
+        let mut extra = extra.map(|extra| step.rows_mut(B::as_slice_mut::<E>(extra), pieces));
+        let rows: Vec<_> = step
+            .starts(pieces)
+            .map(|start| {
                 let gates: [&mut [E]; G] =
                     core::array::from_fn(|gate| values[gate].next().expect("a row per batch item"));
                 let extra = extra.as_mut().and_then(Iterator::next).unwrap_or_default();
-                (row, gates, extra, dh(), dc())
+                (start, gates, extra, dh(), dc())
             })
             .collect();
         drop((dh, dc));
-        step.for_rows(rows, G, |(row, gates, extra, dh, dc)| {
-            let state = state.each_ref().map(|state| state.row(*row, hidden));
+        pieces.each(rows, |(start, gates, extra, dh, dc)| {
+            let state = state.each_ref().map(|state| state.piece(*start..*start + dh.len()));
             retreat(elements, gates, extra, state, [dh, dc]);
         });
         step.state(before)
     }
 }
 
-/// One row of a step back.
+/// A piece of a row of a step back.
 #[inline(always)]
 fn retreat<E: CpuElement, const G: usize>(
     elements: impl Elements<E::Acc, G>,
@@ -368,5 +432,17 @@ fn retreat<E: CpuElement, const G: usize>(
         if has[1] {
             dc[at] = E::narrow(c);
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod counting {
+    use super::*;
+
+    /// The loop over the rows of a step of an LSTM, for so many threads.
+    pub(crate) fn division([batch, hidden]: [usize; 2], threads: usize) -> (Items, Division) {
+        let stage = Stage::Whole(Cell::Lstm { coupled: false });
+        let step = RecurrentStep { stage, clip: None, batch_first: true, batch, steps: 1, hidden, at: 0 };
+        step.division(4, threads)
     }
 }

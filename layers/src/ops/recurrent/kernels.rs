@@ -123,6 +123,15 @@ pub struct RecurrentState<B: Backend> {
 /// is written, or every step copies the rows of all steps. Gates are in a vector because, where operations are fused, a step takes the
 /// tensors and gives back others.
 pub trait RecurrentKernels: Backend {
+    /// The product of states or gradients `[batch, hidden]` with the weight of a gate, or with its transpose.
+    fn hidden_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        product_by_burn::<Self>(x, weight, transposed)
+    }
+
     /// One step. Its rows in the tensors of the gates hold the products with the input, which it replaces by the gates. `products`:
     /// those with the hidden state, zeros if there are none. `biases`: those of both products. `state`: before the step. Returns the
     /// state after it.
@@ -264,6 +273,11 @@ pub trait RecurrentKernels: Backend {
 }
 composing_backends!(RecurrentKernels);
 
+/// [`RecurrentKernels::hidden_product`] by Burn's product.
+pub(super) fn product_by_burn<B: Backend>(x: Float<B>, weight: Float<B>, transposed: bool) -> Float<B> {
+    B::float_matmul(x, if transposed { B::float_swap_dims(weight, 0, 1) } else { weight })
+}
+
 /// `1 - x`
 fn one_minus<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_add_scalar(B::float_neg(x), 1.0.into())
@@ -328,12 +342,24 @@ mod tests {
     use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::ops::FloatTensorOps;
     use burn::backend::{Flex, flex::FlexDevice, ops::ActivationOps};
-    use burn::tensor::{FloatDType, Shape};
+    use burn::tensor::FloatDType;
 
     type Float = FloatTensor<Flex>;
 
     #[test]
     fn composed_steps_equal_the_kernels() {
+        composed_steps_equal_the_kernels_of([3, 4, 5], &[None, Some(0.3)]);
+    }
+
+    /// Threads cut few long rows.
+    #[cfg(feature = "rayon")]
+    #[test]
+    fn composed_steps_equal_the_kernels_of_many_threads() {
+        let compare = || composed_steps_equal_the_kernels_of([2, 2, 40_007], &[Some(0.3)]);
+        crate::backend::cpu::parallel::pool(16).install(compare);
+    }
+
+    fn composed_steps_equal_the_kernels_of([batch, steps, hidden]: [usize; 3], clips: &[Option<f64>]) {
         let cells = [
             Cell::Rnn,
             Cell::Gru { reset_after: true },
@@ -341,9 +367,9 @@ mod tests {
             Cell::Lstm { coupled: true },
         ];
         for batch_first in [true, false] {
-            for clip in [None, Some(0.3)] {
-                let step =
-                    |stage| RecurrentStep { stage, clip, batch_first, batch: 3, steps: 4, hidden: 5, at: 2 };
+            for &clip in clips {
+                let at = steps / 2;
+                let step = |stage| RecurrentStep { stage, clip, batch_first, batch, steps, hidden, at };
                 for cell in cells {
                     composed_step_equals_the_kernels(&step(Stage::Whole(cell)), [cell.gates(); 2]);
                 }
@@ -410,7 +436,7 @@ mod tests {
         };
         let compare = |what: &str, ours: RecurrentState<Composed>, cpu: RecurrentState<Flex>| {
             for (ours, cpu) in [(ours.h, cpu.h), (ours.c, cpu.c)] {
-                let zeros = || Flex::float_zeros(Shape::new([3, 5]), &FlexDevice, FloatDType::F32);
+                let zeros = || Flex::float_zeros(step.state_shape(), &FlexDevice, FloatDType::F32);
                 let ours = ours.unwrap_or_else(|| composed(&zeros()));
                 assert_close(&format!("{what}, {step:?}"), ours, cpu.unwrap_or_else(zeros));
             }
@@ -426,7 +452,7 @@ mod tests {
             let mut ours = composed_all(&of_cpu);
             let products: Vec<_> = (0..forwards).map(|_| state.h.is_some().then(matrix)).collect();
             let biases: Vec<_> = (0..forwards)
-                .map(|gate| if gate == 0 { [None, None] } else { [Some(random(&[5])), Some(random(&[5]))] })
+                .map(|gate| [0, 1].map(|_| (gate > 0).then(|| random(&[step.hidden]))))
                 .collect();
             let our_products = products.iter().map(|product| product.as_ref().map(composed)).collect();
             let our_biases: Vec<_> =

@@ -194,7 +194,7 @@ impl Recurrence {
         state: RecurrentState<B>,
     ) -> RecurrentState<B> {
         let product = |h: &Option<FloatTensor<B>>, gate: &GateParameters<B>| {
-            h.as_ref().map(|h| B::float_matmul(h.clone(), weight(&gate.hidden).clone()))
+            h.as_ref().map(|h| B::hidden_product(h.clone(), weight(&gate.hidden).clone(), false))
         };
         if self.cell != (Cell::Gru { reset_after: false }) {
             let products = parameters.iter().map(|gate| product(&state.h, gate)).collect();

@@ -8,10 +8,14 @@
 //! evict each other before their other elements are read, which takes as long as the product of a hundred rows. So a result of
 //! [`FEW_ROWS`] is computed some columns at a time, in column-major order, for which nothing of that factor is packed (on x86-64), and one
 //! of up to [`SOME_ROWS`] with panels of that factor that are transposed block by block.
+//!
+//! Of small results of many summands, many threads compute [partial sums](depth).
+mod depth;
 mod panels;
 
 use super::{CpuElement, is_wide, matrix::Matrix, parallel};
 use core::{mem::MaybeUninit, ops::Range, slice};
+use depth::Depth;
 use gemm::Parallelism;
 use panels::multiply_by_panels;
 pub(super) use panels::{PANEL_DEPTH, Panel, panel_columns, panel_elements};
@@ -98,6 +102,13 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     let written = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
     let read = depth.saturating_mul(rows.saturating_add(columns)).saturating_mul(PER_READ);
     let work = written.saturating_add(read);
+    // Of other ways, parts of the summands are read with a stride, or have to be packed.
+    if matches!(Way::of(a, b), Way::Whole)
+        && let Some(depths) = Depth::of([rows, depth, columns], parallel::threads())
+    {
+        // SAFETY: as the caller promises.
+        return unsafe { depths.multiply(a, b, result, start) };
+    }
     // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     // Of one row, nothing is packed.

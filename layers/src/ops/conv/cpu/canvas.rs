@@ -119,9 +119,16 @@ impl Canvas {
         bands
     }
 
-    /// Lays out some rows in `padded`, in place of what it holds.
+    /// Lays out some rows in `padded`, in place of what it holds, for points that are `shift` points further along the last axis.
     #[inline(always)]
-    pub(super) fn paint<E: CpuElement>(&self, plane: &[E], rows: Range<usize>, padded: &mut Vec<E::Acc>) {
+    pub(super) fn paint<E: CpuElement>(
+        &self,
+        plane: &[E],
+        rows: Range<usize>,
+        shift: usize,
+        padded: &mut Vec<E::Acc>,
+    ) {
+        let first = self.first + shift as isize;
         let (row, stride, width) = (self.row(), self.strides[AXES - 1], self.input[AXES - 1]);
         // The last vector that is read may reach beyond the last point.
         padded.resize(rows.len() * row + MOST_LANES, E::Acc::zero());
@@ -134,7 +141,7 @@ impl Canvas {
             let line = inside(0, outer).zip(inside(1, inner));
             let source =
                 line.map(|(outer, inner)| &plane[(outer * self.input[1] + inner) * width..][..width]);
-            lay_out(source, self.first, stride, self.pitch, target);
+            lay_out(source, first, stride, self.pitch, target);
         }
     }
 }

@@ -3,26 +3,26 @@
 //! Besides its results, a thread holds a band of rows of the canvas: 16 KiB of f32, four times the reach of the kernel, or one row,
 //! whichever is largest; but all threads together, no more than a 32nd of input and result, or
 //! 128 KiB. With many threads, bands are smaller for that. Where planes are few, they are cut between rows; then a thread may hold 16 KiB.
+//!
+//! A plane of a single row, as that of a signal, is computed in blocks, which lie on their canvas in the same way, and is cut between them.
 use super::{
     Finish,
     canvas::{Band, BandSize, Canvas},
     geometry::{Phase, Planes, Run, Weighted},
-    rows::{round, widen},
 };
 use crate::backend::cpu::{
-    CpuElement, accumulators_of, is_wide,
+    CpuElement,
     parallel::{self, Job, Work, vectorized},
     pieces,
     plan::{Division, Items},
-    product::{MOST_LANES, PairedRun, RowsAt, SumRows, Workspace, add_dots, add_product},
+    product::{MOST_LANES, RowsAt, SumRows, Workspace, add_product},
 };
 use core::{mem::MaybeUninit, ops::Range};
-use num_traits::Zero;
 
 /// What is in the cache at a time.
 #[derive(Clone, Copy, Debug)]
-struct Room {
-    band: BandSize,
+pub(super) struct Room {
+    pub(super) band: BandSize,
     /// Columns that are summed at once at most.
     stretch: usize,
     /// About how long a convolution takes, in parts of the shortest time: rows that two bands read are laid out twice.
@@ -57,27 +57,61 @@ pub(super) fn convolve<E: CpuElement>(
     let work = phases.iter().map(of_phase).sum::<Work>();
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
-    let row = phases[0].0.output_row().max(1);
-    let laid_out = |rows: Range<usize>, room| {
-        phases.iter().map(|(phase, _)| LaidOut::new(phase, rows.clone(), room)).collect::<Vec<_>>()
+    let laid_out = |results: Range<usize>, room| {
+        phases.iter().map(|(phase, _)| LaidOut::new(phase, results.clone(), room)).collect::<Vec<_>>()
     };
-    let sizes = Sizes { planes, plane_in: input.plane, plane, row };
-    let (division, room, of_plane) = sizes.division(laid_out, work, parallel::threads());
-    // The rows of a piece of a plane, and how every piece is laid out.
-    let (rows, pieces) = match division {
-        Division::Whole(_) => (plane / row, vec![of_plane]),
-        Division::Cut(rows) => {
-            drop(of_plane);
-            let pieces = (0..plane / row).step_by(rows);
-            (rows, pieces.map(|first| laid_out(first..(first + rows).min(plane / row), room)).collect())
+    let sizes = Sizes::of(planes, input.plane, phases.iter().map(|(phase, _)| phase));
+    let (_, division, (room, first)) = sizes.division(laid_out, work, parallel::threads());
+    let step = sizes.step(room);
+    let size = match (sizes.block, division) {
+        (Some(_), _) => step,
+        (None, Division::Whole(_)) => plane,
+        (None, Division::Cut(rows)) => (rows * step).min(plane),
+    };
+    let mut layouts = vec![first];
+    match sizes.block {
+        Some(_) if plane % step > 0 => layouts.push(laid_out(plane - plane % step..plane, room)),
+        None if size < plane => {
+            layouts.clear(); // a piece holds less than a plane
+            let starts = (0..plane).step_by(size);
+            layouts.extend(starts.map(|start| laid_out(start..(start + size).min(plane), room)));
         }
-    };
+        _ => {}
+    }
+    let parts = Parts { plane, size, layouts, block: sizes.block.map(|[step, ..]| step) };
     // SAFETY: every element of a plane is a point of one phase, all of whose lines are written.
     unsafe {
-        pieces::written_in_pieces(planes * plane, division.chunks(plane, row), work, |start, results| {
-            let laid_out = &pieces[start % plane / (rows * row)];
-            vectorized(Convolve { input, phases, laid_out, finish, start, results });
+        pieces::written_in_pieces(planes * plane, division.chunks(plane, step), work, |start, results| {
+            vectorized(Convolve { input, phases, parts: &parts, finish, start, results });
         })
+    }
+}
+
+/// The parts in which a plane is computed: all of it, pieces of some rows, or if it is a single row, blocks.
+struct Parts {
+    plane: usize,
+    /// Results of a part.
+    size: usize,
+    /// How every part is laid out, or the first block and the last one, if that is smaller.
+    layouts: Vec<Vec<LaidOut>>,
+    /// Of blocks: the distance between the results of neighboring points.
+    block: Option<usize>,
+}
+
+impl Parts {
+    /// How the part is laid out that begins with this result, and how many points further along the last axis.
+    #[inline(always)]
+    fn at(&self, result: usize) -> (&[LaidOut], usize) {
+        match self.block {
+            None => (&self.layouts[result / self.size], 0),
+            Some(step) if result + self.size <= self.plane => (&self.layouts[0], result / step),
+            Some(_) => (&self.layouts[1], 0),
+        }
+    }
+
+    /// How many sums the widest stretch needs.
+    fn sums(&self) -> usize {
+        self.layouts.iter().flatten().map(LaidOut::sums).max().unwrap_or(0)
     }
 }
 
@@ -87,53 +121,93 @@ struct Sizes {
     plane_in: usize,
     plane: usize,
     row: usize,
+    /// If there is a single row: the distances between the results and between the inputs of neighboring points, and the
+    /// [reach](Phase::reach) in points.
+    block: Option<[usize; 3]>,
 }
 
 impl Sizes {
+    fn of<'a>(planes: usize, plane_in: usize, phases: impl Iterator<Item = &'a Phase> + Clone) -> Self {
+        let first = phases.clone().next().expect("a convolution has a phase");
+        let reach = phases.map(Phase::reach).max().unwrap_or(0);
+        let block = first.is_one_row().then_some([first.step(), first.stride(), reach]);
+        Self { planes, plane_in, plane: first.output_plane(), row: first.output_row().max(1), block }
+    }
+
+    /// Results of a step, between which planes are cut: a row, or a block of a single row.
+    fn step(&self, room: Room) -> usize {
+        self.block
+            .map_or(self.row, |[step, stride, reach]| (step * room.block(stride, reach)).min(self.plane))
+    }
+
     /// The loop over planes, if a task holds so many elements, and one of a piece of a plane so many.
     fn items(&self, [held, by_piece]: [usize; 2], room: Room, work: Work, threads: usize) -> Items {
-        let &Self { planes, plane_in, plane, row } = self;
-        let may_hold = parallel::elements_to_hold(planes * (plane_in + plane), PART);
-        let may_hold = may_hold.max(threads * room.of_thread);
+        let &Self { planes, plane_in, plane, .. } = self;
+        let may_hold = room.may_hold(planes * (plane_in + plane), threads);
         Items {
             least: parallel::items_to_hold_of(planes, held, may_hold, threads),
-            steps: plane / row,
-            again: 1, // rows that two pieces read only have to be laid out
-            held: [by_piece, 0],
+            steps: plane.div_ceil(self.step(room)),
+            again: usize::from(self.block.is_none()), // rows that two pieces read only have to be laid out; blocks share none
+            held: by_piece,
             may_hold,
             ..Items::of([planes, plane], work)
         }
     }
 
-    /// How planes are divided among threads, given how rows of the result are laid out: that, what a thread has room for, and how a whole
-    /// plane is laid out.
+    /// How planes are divided among threads, given how results are laid out: that, what a thread has room for, and how a whole plane or the
+    /// first block is laid out.
     fn division(
         &self,
         laid_out: impl Fn(Range<usize>, Room) -> Vec<LaidOut>,
         work: Work,
         threads: usize,
-    ) -> (Division, Room, Vec<LaidOut>) {
-        let of_room = |room: Room| {
-            let of_plane = laid_out(0..self.plane / self.row, room);
-            let held = of_plane.iter().map(LaidOut::held).max().unwrap_or(0);
-            let by_piece = of_plane.iter().map(|laid_out| laid_out.held_by_piece(room)).max().unwrap_or(0);
+    ) -> (Items, Division, (Room, Vec<LaidOut>)) {
+        with_room(threads, |room| {
+            let first = if self.block.is_some() { self.step(room) } else { self.plane };
+            let laid_out = laid_out(0..first, room);
+            let held = laid_out.iter().map(LaidOut::held).max().unwrap_or(0);
+            let by_piece = match self.block {
+                Some(_) => held,
+                None => laid_out.iter().map(|laid_out| laid_out.held_by_piece(room)).max().unwrap_or(0),
+            };
             let items = self.items([held, by_piece], room, work, threads);
-            let division = items.division(threads);
-            let time = room.time * items.time(division, threads);
-            (items.is_even(division, threads), time, (division, room, of_plane))
-        };
-        let (mut is_even, mut least, mut best) = of_room(ROOMS[0]);
-        for room in &ROOMS[1..] {
-            if is_even {
-                break;
-            }
-            let (even, time, division) = of_room(*room);
-            if time < least {
-                (is_even, least, best) = (even, time, division);
-            }
-        }
-        best
+            (items, items.division(threads), (room, laid_out))
+        })
     }
+}
+
+impl Room {
+    /// Points of a block of a single row, which read every `stride`-th element: a stretch, unless its inputs are many.
+    pub(super) fn block(self, stride: usize, reach: usize) -> usize {
+        let least = (self.stretch / 32).max(MOST_LANES);
+        (2 * self.stretch / stride.max(2)).max(least).max(self.band.reaches * reach)
+    }
+
+    /// Elements that so many threads may hold of a convolution of so many elements.
+    pub(super) fn may_hold(self, elements: usize, threads: usize) -> usize {
+        parallel::elements_to_hold(elements, PART).max(threads * self.of_thread)
+    }
+}
+
+/// What `of_room` makes of the first room with which no thread waits long for others, or of the one with which all threads take the least time.
+pub(super) fn with_room<T>(
+    threads: usize,
+    of_room: impl Fn(Room) -> (Items, Division, T),
+) -> (Items, Division, T) {
+    let time =
+        |room: Room, (items, division, _): &(Items, Division, T)| room.time * items.time(*division, threads);
+    let mut best = of_room(ROOMS[0]);
+    let mut least = time(ROOMS[0], &best);
+    for room in &ROOMS[1..] {
+        if best.0.is_even(best.1, threads) {
+            break;
+        }
+        let other = of_room(*room);
+        if time(*room, &other) < least {
+            (least, best) = (time(*room, &other), other);
+        }
+    }
+    best
 }
 
 /// How the points of a phase lie on a canvas.
@@ -154,11 +228,23 @@ struct Stretch {
 }
 
 impl LaidOut {
-    /// Of the points in some rows of the result.
-    fn new(phase: &Phase, rows: Range<usize>, Room { band, stretch: most, .. }: Room) -> Self {
+    /// Of the points of some results: of rows, or of a part of a single row.
+    fn new(phase: &Phase, results: Range<usize>, room: Room) -> Self {
+        match (phase.is_one_row(), phase.output_row().max(1)) {
+            (true, _) => {
+                let phase = phase.cut(results);
+                Self::of_lines(&phase, phase.lines(), room)
+            }
+            (false, row) => {
+                Self::of_lines(phase, phase.lines_in(results.start / row..results.end / row), room)
+            }
+        }
+    }
+
+    fn of_lines(phase: &Phase, lines: Vec<Run>, Room { band, stretch: most, .. }: Room) -> Self {
         let canvas = Canvas::new(phase);
         let (mut stretches, mut runs): (Vec<Stretch>, Vec<[usize; 3]>) = (Vec::new(), Vec::new());
-        for line in phase.lines_in(rows) {
+        for line in lines {
             for first in (0..line.len).step_by(most) {
                 let len = (line.len - first).min(most);
                 let origin = canvas.origin(&line) + first;
@@ -200,11 +286,11 @@ impl LaidOut {
     }
 }
 
-/// Computes the results of some planes, or of some rows of one.
+/// Computes the results of some planes, or of a piece of one.
 struct Convolve<'a, E: CpuElement> {
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
-    laid_out: &'a [LaidOut],
+    parts: &'a Parts,
     finish: Finish<'a, E>,
     /// The number of the first result.
     start: usize,
@@ -216,19 +302,23 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { input, phases, laid_out, finish, start, results } = self;
-        let plane = phases[0].0.output_plane();
-        let (first, offset) = (start / plane, start % plane);
+        let Self { input, phases, parts, finish, start, results } = self;
         let mut padded = Vec::new();
-        let mut sums = Workspace::new(laid_out.iter().map(LaidOut::sums).max().unwrap_or(0));
-        for (number, result) in (first..).zip(results.chunks_mut(plane)) {
+        let mut sums = Workspace::new(parts.sums());
+        let of_planes = results.chunks_mut(parts.plane).flat_map(|results| results.chunks_mut(parts.size));
+        let mut next = start;
+        for result in of_planes {
+            let (number, first) = (next / parts.plane, next % parts.plane);
+            next += result.len();
+            let (laid_out, shift) = parts.at(first);
             let channel = number % input.channels;
             let input = &input.values[number * input.plane..][..input.plane];
             for ((phase, weight), LaidOut { canvas, stretches, runs, bands }) in phases.iter().zip(laid_out) {
+                let offset = first - shift * phase.step();
                 let rows = RowsAt { values: &weight[channel * phase.taps.len()..], starts: &[0] };
                 for band in bands {
                     let start = band.rows.start * canvas.row();
-                    canvas.paint(input, band.rows.clone(), &mut padded);
+                    canvas.paint(input, band.rows.clone(), shift, &mut padded);
                     for Stretch { origin, width, runs: numbers } in &stretches[band.items.clone()] {
                         let columns = RowsAt { values: &padded[origin - start..], starts: canvas.taps() };
                         let of_stretch = SumRows { values: &mut sums, pitch: *width, first: true };
@@ -253,123 +343,41 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
     }
 }
 
-/// The gradient of the weight, with an element per channel and tap.
-pub(super) fn weight_gradient<E: CpuElement>(
-    signal: Planes<'_, E>,
-    dy: Planes<'_, E>,
-    phase: &Phase,
-) -> Vec<E> {
-    let (channels, taps) = (signal.channels, phase.taps.len());
-    let mut gradient = vec![E::zero(); channels * taps];
-    let work = Work::of([dy.values.len(), taps]);
-    let canvas = Canvas::new(phase);
-    let lines = phase.lines();
-    let of_line = |run: &Run| (phase.target(run), canvas.origin(run));
-    let places =
-        lines.iter().map(|run| of_line(run).1).zip(&lines).map(|(origin, run)| origin..origin + run.len);
-    let of_band = |band: Band| {
-        let lines = &lines[band.items];
-        let (last, start) = (&lines[lines.len() - 1], of_line(&lines[0]).0);
-        let first = band.rows.start * canvas.row();
-        let paired = |run: &Run| {
-            let (target, origin) = of_line(run);
-            PairedRun { starts: [target - start, origin - first], len: run.len }
-        };
-        let results = start..of_line(last).0 + last.len;
-        BandOfLines { rows: band.rows, results, runs: lines.iter().map(paired).collect() }
-    };
-    let bands: Vec<BandOfLines> = canvas.bands(places, BandSize::USUAL).into_iter().map(of_band).collect();
-    // Half precision is widened.
-    let widened = |band: &BandOfLines| if is_wide::<E>() { 0 } else { band.results.len() };
-    let held = bands.iter().map(|band| band.rows.len() * canvas.row() + widened(band)).max().unwrap_or(0);
-    let of_channel = (signal.values.len() + dy.values.len()) / channels;
-    let least = parallel::items_to_hold([channels, of_channel], held, PART);
-    let task = parallel::items_per_job(channels, work).max(least);
-    parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
-        let first = index * task;
-        vectorized(Correlate { signal, dy, canvas: &canvas, bands: &bands, first, gradient });
-    });
-    gradient
-}
-
-/// A band, and the lines of points that read it.
-struct BandOfLines {
-    /// The rows of the canvas.
-    rows: Range<usize>,
-    /// Which elements of a plane of the result the lines are.
-    results: Range<usize>,
-    /// Where each line begins among these elements, and where in the band.
-    runs: Vec<PairedRun>,
-}
-
-/// Computes the gradients of some channels.
-struct Correlate<'a, E> {
-    signal: Planes<'a, E>,
-    dy: Planes<'a, E>,
-    canvas: &'a Canvas,
-    bands: &'a [BandOfLines],
-    /// The first channel.
-    first: usize,
-    gradient: &'a mut [E],
-}
-
-impl<E: CpuElement> Job for Correlate<'_, E> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { signal, dy, canvas, bands, first, gradient } = self;
-        let taps = canvas.taps();
-        let (mut padded, mut wide) = (Vec::new(), Vec::new());
-        let mut sums = vec![E::Acc::zero(); taps.len()];
-        for (channel, gradient) in (first..).zip(gradient.chunks_mut(taps.len())) {
-            sums.fill(E::Acc::zero());
-            let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
-            let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
-            for (signal, dys) in signals.zip(dys) {
-                for BandOfLines { rows, results, runs } in bands {
-                    canvas.paint(&signal[..canvas.plane()], rows.clone(), &mut padded);
-                    let dys = &dys[results.clone()];
-                    let dys = match accumulators_of(dys) {
-                        Some(dys) => dys,
-                        None => {
-                            wide.resize(dys.len(), E::Acc::zero());
-                            widen(&mut wide, dys);
-                            &wide
-                        }
-                    };
-                    add_dots(dys, &padded, runs, taps, &mut sums);
-                }
-            }
-            round(gradient, &sums);
-        }
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod counting {
     use super::super::geometry::{Axes, Axis};
     use super::*;
 
-    /// How square planes are divided.
+    pub(in super::super) fn phase(sides: &[usize], kernel: usize, stride: usize) -> Phase {
+        let axis = |&side: &usize| {
+            let output = (side + kernel / 2 * 2 - kernel) / stride + 1;
+            Axis { input: side, output, kernel, stride, dilation: 1, padding: kernel / 2 }
+        };
+        Axes::new(&sides.iter().map(axis).collect::<Vec<_>>()).convolution()
+    }
+
+    pub(in super::super) fn work(planes: usize, phase: &Phase) -> Work {
+        Work::of([planes, phase.points(), phase.taps.len()])
+    }
+
+    /// How so many planes of these sizes are divided.
     pub(crate) fn division(
-        [batch, channels, side]: [usize; 3],
-        kernel: usize,
-        stride: usize,
+        planes: usize,
+        sides: &[usize],
+        [kernel, stride]: [usize; 2],
         threads: usize,
     ) -> (Items, Division) {
-        let output = (side + kernel / 2 * 2 - kernel) / stride + 1;
-        let axis = Axis { input: side, output, kernel, stride, dilation: 1, padding: kernel / 2 };
-        let phase = Axes::new(&[axis, axis]).convolution();
-        let (planes, plane, row) = (batch * channels, phase.output_plane(), phase.output_row());
-        let work = Work::of([planes, phase.points(), phase.taps.len()]);
-        let laid_out = |rows, room| vec![LaidOut::new(&phase, rows, room)];
-        let sizes = Sizes { planes, plane_in: side * side, plane, row };
-        let (division, room, of_plane) = sizes.division(laid_out, work, threads);
-        let held = match division {
-            Division::Whole(_) => of_plane[0].held(),
-            Division::Cut(rows) => LaidOut::new(&phase, 0..rows, room).held(),
+        let phase = phase(sides, kernel, stride);
+        let laid_out = |results, room| vec![LaidOut::new(&phase, results, room)];
+        let (work, sizes) =
+            (work(planes, &phase), Sizes::of(planes, sides.iter().product(), [&phase].into_iter()));
+        let (items, division, (room, first)) = sizes.division(laid_out, work, threads);
+        let held = match (sizes.block, division) {
+            (None, Division::Cut(rows)) => {
+                LaidOut::new(&phase, 0..(rows * sizes.step(room)).min(sizes.plane), room).held()
+            }
+            _ => first[0].held(),
         };
-        (sizes.items([held; 2], room, work, threads), division)
+        (Items { held, ..items }, division)
     }
 }

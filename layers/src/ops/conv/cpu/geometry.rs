@@ -210,6 +210,30 @@ impl Phase {
         self.axes[AXES - 1].output
     }
 
+    /// Whether there is a single row of results.
+    pub(super) fn is_one_row(&self) -> bool {
+        self.output_plane() == self.output_row()
+    }
+
+    /// Of a single row, the points whose results are in a range.
+    pub(super) fn cut(&self, results: Range<usize>) -> Self {
+        let mut cut = self.clone();
+        let last = &mut cut.axes[AXES - 1];
+        let [start, end] = [results.start, results.end].map(|index| last.points_before(index));
+        (last.first, last.count) = (last.first + last.step * start, end - start);
+        let shift = (last.stride * start) as isize;
+        last.taps.iter_mut().for_each(|(_, of_tap)| *of_tap += shift);
+        cut.taps.iter_mut().for_each(|tap| tap.shifts[AXES - 1] += shift);
+        cut
+    }
+
+    /// How many points lie between one that reads an element of a row through the first tap, and one that does through the last.
+    pub(super) fn reach(&self) -> usize {
+        let shifts = || self.taps.iter().map(|tap| tap.shifts[AXES - 1]);
+        let reach = shifts().max().unwrap_or(0) - shifts().min().unwrap_or(0);
+        (reach as usize).div_ceil(self.stride())
+    }
+
     /// The number of points.
     pub(super) fn points(&self) -> usize {
         self.axes.iter().map(|axis| axis.count).product()

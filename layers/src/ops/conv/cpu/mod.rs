@@ -39,6 +39,7 @@ use geometry::{Axes, Axis, Planes, Weighted};
 use std::borrow::Cow;
 
 mod canvas;
+mod correlate;
 mod depthwise;
 mod division;
 mod geometry;
@@ -46,7 +47,7 @@ mod implicit;
 mod reader;
 mod rows;
 #[cfg(test)]
-pub(crate) use depthwise::counting as depthwise_counting;
+pub(crate) use {correlate::counting as correlate_counting, depthwise::counting as depthwise_counting};
 
 /// Points of all images together for which tiles pay.
 const POINTS: usize = 64;
@@ -149,7 +150,7 @@ impl<B: CpuBackend> ConvKernels for B {
             let signal = planes(B::as_slice::<E>(&signal), &input, options.groups);
             let dy = planes(B::as_slice::<E>(&dy), &output, options.groups);
             let gradient = match is_depthwise(signal, dy.channels) {
-                true => depthwise::weight_gradient(signal, dy, &phase),
+                true => correlate::weight_gradient(signal, dy, &phase),
                 false => implicit::weight_gradient(signal, dy, &phase),
             };
             B::from_vec(gradient, weight)

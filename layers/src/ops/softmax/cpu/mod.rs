@@ -1,8 +1,8 @@
 //! The kernels on a CPU: fused loops. Along the last axis a row stays in the cache; along another axis, some columns do.
 //!
-//! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, 1024 columns at most. Where threads take
-//! parts of rows instead, all parts together hold as much for 4096 columns. Along the last axis, threads take parts of rows that are few and
-//! long, with a few numbers per part.
+//! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, or 24 (32) if columns are long; of 1024 columns
+//! at most. Where threads take parts of rows instead, there are 8 bytes for every column of every part: together a 64th of the tensor at most,
+//! and 1 MiB. Along the last axis, threads take parts of rows that are few and long, with a few numbers per part.
 mod columns;
 
 use super::{Softmax, SoftmaxKernels};
@@ -12,15 +12,13 @@ use crate::backend::cpu::{
     in_place::in_place_or_new,
     long_rows::{self, LongRows},
     parallel::{self, Job, vectorized},
-    plan::{Division as RowDivision, Items},
+    plan::{Division, Items},
     sums::{self, Sum, SumPairs},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
-use columns::{
-    Columns, column_gradients, column_sums, exp_and_sums, finish_columns, negated_and_maxima, scale,
-};
+use columns::finish_columns;
 use num_traits::Zero;
 
 impl<B: CpuBackend> SoftmaxKernels for B {
@@ -55,17 +53,6 @@ struct SoftmaxAxis {
     inner: usize,
 }
 
-/// Elements of a strip, which stay in a second-level cache.
-const STRIP: usize = 1 << 16;
-
-/// The most and the fewest columns of a strip. The most bound what a thread holds besides the tensors, 16 bytes per column. With fewer than
-/// the fewest, memory would be read only a few cache lines at a time.
-const WIDEST: usize = 1 << 10;
-const NARROWEST: usize = 1 << 6;
-
-/// The most columns of all parts together into which the rows of a block are divided: 64 KiB are held for them.
-const COLUMNS_OF_PARTS: usize = 1 << 12;
-
 impl SoftmaxAxis {
     fn of(shape: &Shape, dim: usize) -> Self {
         Self { length: shape[dim], inner: shape[dim + 1..].iter().product() }
@@ -76,42 +63,10 @@ impl SoftmaxAxis {
         self.length * self.inner
     }
 
-    /// The elements of one task, if there are `elements` in all.
-    fn task(self, elements: usize) -> usize {
-        self.block() * parallel::items_per_task(elements / self.block(), self.block())
-    }
-
     /// The loop over rows along the last axis, if there are `elements` in all.
     fn rows(self, elements: usize) -> Items {
         long_rows::items([elements / self.length.max(1), self.length], work(elements))
     }
-
-    /// How `elements` are divided if the axis is not the last.
-    fn division(self, elements: usize) -> Division {
-        let (blocks, threads) = (elements / self.block().max(1), parallel::threads());
-        // The width of a strip, with this many strips per thread.
-        let of_threads = |each: usize| self.inner.div_ceil((each * threads).div_ceil(blocks.max(1)));
-        let width = match STRIP / self.length.max(1) {
-            // Nothing stays in the cache until it is read again, so strips should be wide.
-            few if few < NARROWEST => of_threads(1),
-            cached => cached.min(of_threads(4)),
-        };
-        let width = width.next_multiple_of(NARROWEST).min(WIDEST).min(self.inner).max(1);
-        let strips = blocks * self.inner.div_ceil(width);
-        let parts = (COLUMNS_OF_PARTS / self.inner.max(1)).min(self.length);
-        // Blocks are then worked on one after the other.
-        if work(self.block()).is_worth_it() && strips < threads.min(parts) {
-            let job = parallel::items_per_thread(self.length, work(self.block()));
-            return Division::Rows(job.max(self.length.div_ceil(parts)));
-        }
-        Division::Columns(width)
-    }
-}
-
-/// The parts that threads take: so many columns, or where there are only few columns, so many rows.
-enum Division {
-    Columns(usize),
-    Rows(usize),
 }
 
 fn work(elements: usize) -> parallel::Work {
@@ -125,15 +80,15 @@ const COPIED: usize = 1 << 14;
 /// `f(x)`
 fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: SoftmaxAxis) -> Vec<E> {
     if axis.inner == 1
-        && let RowDivision::Whole(rows) = axis.rows(x.len()).division(parallel::threads())
+        && let Division::Whole(rows) = axis.rows(x.len()).division(parallel::threads())
     {
         let size = rows * axis.length;
         return parallel::copied(x, size, work(x.len()), |_, y| forward_rows(y, f, axis.length));
     }
-    if axis.inner > 1 && axis.block() <= COPIED {
-        return parallel::copied(x, axis.task(x.len()), work(x.len()), |_, y| {
-            forward_strips(y, f, axis, axis.inner.min(WIDEST), 0.into());
-        });
+    if axis.inner > 1
+        && let Some(y) = columns::forward_small(x, f, axis)
+    {
+        return y;
     }
     let mut y = parallel::copied(x, COPIED, x.len(), |_, _| {});
     forward_in_place(&mut y, f, axis);
@@ -142,38 +97,16 @@ fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: SoftmaxAxis) -> Vec<E> {
 
 /// Replaces every `x` by `f(x)`.
 fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
-    let (len, work) = (x.len(), work(x.len()));
-    if axis.inner == 1 {
-        return match axis.rows(len).division(parallel::threads()) {
-            RowDivision::Whole(rows) => {
-                parallel::chunks_mut(x, rows * axis.length, work, |_, x| forward_rows(x, f, axis.length));
-            }
-            RowDivision::Cut(parts) => forward_long_rows(x, f, &LongRows::new(axis.length, parts, work)),
-        };
+    if axis.inner != 1 {
+        return columns::forward_in_place(x, f, axis);
     }
-    match axis.division(len) {
-        Division::Columns(width) => forward_strips(x, f, axis, width, work),
-        Division::Rows(job) => {
-            x.chunks_exact_mut(axis.block()).for_each(|block| forward_block(block, f, axis.inner, job));
+    let (length, work) = (axis.length, work(x.len()));
+    match axis.rows(x.len()).division(parallel::threads()) {
+        Division::Whole(rows) => {
+            parallel::chunks_mut(x, rows * length, work, |_, x| forward_rows(x, f, length));
         }
+        Division::Cut(parts) => forward_long_rows(x, f, &LongRows::new(length, parts, work)),
     }
-}
-
-/// [`forward_rows`] of every column, in strips of `width` columns.
-fn forward_strips<E: CpuElement>(
-    x: &mut [E],
-    f: Softmax,
-    axis: SoftmaxAxis,
-    width: usize,
-    work: parallel::Work,
-) {
-    parallel::strips_mut(x, [axis.length, axis.inner], width, work, |_, mut strip| {
-        let maxima = negated_and_maxima(strip.rows(), width, f);
-        let shifts: Vec<_> = maxima.into_iter().map(|max| shift(max, f)).collect();
-        let sums = exp_and_sums(strip.rows(), &shifts, f);
-        let finished = finish_columns(sums, &shifts, f);
-        scale(strip.rows(), &finished, &shifts, f);
-    });
 }
 
 #[inline(always)]
@@ -278,27 +211,6 @@ impl<E: CpuElement> Job for Finish<'_, E> {
     }
 }
 
-/// [`forward_rows`] of every column of `[length, inner]`, in parts of `job` rows.
-fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: usize) {
-    let maxima = parallel::map_chunks_mut(block, job * inner, |_, part| {
-        negated_and_maxima(part.chunks_exact_mut(inner), inner, f)
-    });
-    let merge = |mut merged: Vec<E::Acc>, other: Vec<E::Acc>| {
-        merged.iter_mut().zip(other).for_each(|(max, other)| *max = sums::larger(*max, other));
-        merged
-    };
-    let maxima = maxima.into_iter().reduce(merge).unwrap_or_default();
-    let shifts: Vec<_> = maxima.into_iter().map(|max| shift(max, f)).collect();
-    let sums = parallel::map_chunks_mut(block, job * inner, |_, part| {
-        exp_and_sums(part.chunks_exact_mut(inner), &shifts, f)
-    });
-    let finished = finish_columns(Columns::<E::Acc>::merge(sums), &shifts, f);
-    let work = block.len();
-    parallel::chunks_mut(block, job * inner, work, |_, part| {
-        scale(part.chunks_exact_mut(inner), &finished, &shifts, f);
-    });
-}
-
 /// Replaces `dy` by the gradient of `x`, from `y = f(x)`.
 fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: SoftmaxAxis, dy: &mut [E]) {
     match f {
@@ -319,52 +231,30 @@ fn backward_by<E: CpuElement>(
     term: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
-    let (length, inner, len, work) = (axis.length, axis.inner, y.len(), work(y.len()));
-    if inner == 1 {
-        let term = |y: E, dy: E| term(y.widen(), dy.widen());
-        return match axis.rows(len).division(parallel::threads()) {
-            RowDivision::Whole(rows) => {
-                let task = rows * length;
-                parallel::chunks_mut(dy, task, work, |index, dy| {
-                    let rows = dy.chunks_exact_mut(length).zip(y[index * task..].chunks_exact(length));
-                    rows.for_each(|(dy, y)| {
-                        let sum = E::Acc::from_f64(sums::sum_pairs(y, dy, term));
-                        Gradient { y, dy, sum, dx }.run();
-                    });
-                });
-            }
-            RowDivision::Cut(parts) => {
-                let rows = LongRows::new(length, parts, work);
-                let part =
-                    |part: core::ops::Range<usize>| SumPairs { a: &y[part.clone()], b: &dy[part], f: term };
-                let sums = rows.sums(len / length, |_, elements| vectorized(part(elements)));
-                rows.map_mut(dy, |row, elements, dy| {
-                    vectorized(Gradient { y: &y[elements], dy, sum: E::Acc::from_f64(sums[row]), dx });
-                });
-            }
-        };
+    if axis.inner != 1 {
+        return columns::backward_by(y, axis, dy, term, dx);
     }
-    match axis.division(len) {
-        Division::Columns(width) => {
-            parallel::strips_mut(dy, [length, inner], width, work, |start, mut strip| {
-                let of_y = || y[start..].chunks(inner);
-                let sums = column_sums(of_y().zip(strip.rows()), width, term);
-                let sums: Vec<_> = sums.into_iter().map(E::Acc::from_f64).collect();
-                column_gradients(of_y().zip(strip.rows()), &sums, dx);
-            })
+    let (length, work) = (axis.length, work(y.len()));
+    let term = |y: E, dy: E| term(y.widen(), dy.widen());
+    match axis.rows(y.len()).division(parallel::threads()) {
+        Division::Whole(rows) => {
+            let task = rows * length;
+            parallel::chunks_mut(dy, task, work, |index, dy| {
+                let rows = dy.chunks_exact_mut(length).zip(y[index * task..].chunks_exact(length));
+                rows.for_each(|(dy, y)| {
+                    let sum = E::Acc::from_f64(sums::sum_pairs(y, dy, term));
+                    Gradient { y, dy, sum, dx }.run();
+                });
+            });
         }
-        Division::Rows(job) => {
-            for (dy, y) in dy.chunks_exact_mut(axis.block()).zip(y.chunks_exact(axis.block())) {
-                let rows = |index: usize| y[index * job * inner..].chunks_exact(inner);
-                let sums = parallel::map_chunks_mut(dy, job * inner, |index, dy| {
-                    column_sums(rows(index).zip(dy.chunks_exact_mut(inner)), inner, term)
-                });
-                let sums: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().map(E::Acc::from_f64).collect();
-                let work = dy.len();
-                parallel::chunks_mut(dy, job * inner, work, |index, dy| {
-                    column_gradients(rows(index).zip(dy.chunks_exact_mut(inner)), &sums, dx);
-                });
-            }
+        Division::Cut(parts) => {
+            let rows = LongRows::new(length, parts, work);
+            let part =
+                |part: core::ops::Range<usize>| SumPairs { a: &y[part.clone()], b: &dy[part], f: term };
+            let sums = rows.sums(y.len() / length, |_, elements| vectorized(part(elements)));
+            rows.map_mut(dy, |row, elements, dy| {
+                vectorized(Gradient { y: &y[elements], dy, sum: E::Acc::from_f64(sums[row]), dx });
+            });
         }
     }
 }
@@ -391,6 +281,7 @@ impl<E: CpuElement, F: Fn(E::Acc, E::Acc, E::Acc) -> E::Acc> Job for Gradient<'_
 
 #[cfg(test)]
 pub(crate) mod counting {
+    pub(crate) use super::columns::counting::division;
     use super::*;
 
     /// The loop over rows along the last axis.
