@@ -45,7 +45,9 @@ impl<T: Task> Comparison<T> {
         let of = |at: usize| self.differences.get(at).copied().unwrap_or(f32::NAN);
         let count = self.differences.len();
         let (median, largest) = (of(count / 2), of(count.wrapping_sub(1)));
-        println!("differences to the gradients of one device: {median:.1e} of the largest gradient in the median step, {largest:.1e} at most");
+        println!(
+            "differences to the gradients of one device: {median:.1e} of the largest gradient in the median step, {largest:.1e} at most"
+        );
         let difference = if T::HAS_JUMPS { median } else { largest };
         match difference <= TOLERANCE && largest.is_finite() {
             true => Ok(()),

@@ -38,8 +38,7 @@ impl<M: Module> Replicas<M> {
         // Replicas wait for what others read.
         let timeout = self.timeout.or(self.synchronized.is_some().then_some(TIMEOUT));
         // A step changes nothing in the replicas before it has succeeded.
-        let ended =
-            catch_unwind(AssertUnwindSafe(|| Step::new(devices.iter().copied(), timeout).run(step)));
+        let ended = catch_unwind(AssertUnwindSafe(|| Step::new(devices.iter().copied(), timeout).run(step)));
         let mut faults = Faults::default();
         match &ended {
             Ok(Err(ParallelError::Replica { .. })) => (),

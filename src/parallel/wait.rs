@@ -47,7 +47,12 @@ pub(super) fn with_reason(reason: String) -> ExecutionError {
 /// Waits for devices: those of this machine without a time-out, since they can neither be gone nor be waited for on another thread. When
 /// one has failed, the others are waited for [`TIMEOUT`] at most, as they may wait for what it will never send.
 pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults {
-    let mut waiting = Waiting { devices, late: BTreeMap::new(), faults: Faults::default(), patience: Patience::new(timeout) };
+    let mut waiting = Waiting {
+        devices,
+        late: BTreeMap::new(),
+        faults: Faults::default(),
+        patience: Patience::new(timeout),
+    };
     let is_remote = |index: &usize| remote_id(devices[*index]).is_some();
     let (remote, here): (Vec<usize>, Vec<usize>) = (0..devices.len()).partition(is_remote);
     let (sender, receiver) = mpsc::channel();
@@ -123,7 +128,10 @@ mod tests {
         late.for_answers(&receiver);
         let Err(ParallelError::Devices { failed }) = late.faults.error(after) else { panic!("two devices") };
         let named: Vec<_> = failed.iter().map(|failure| (failure.index, failure.error.to_string())).collect();
-        assert!(matches!(&named[..], [(0, late), (2, _)] if late.contains("no answer within 1s")), "{named:?}");
+        assert!(
+            matches!(&named[..], [(0, late), (2, _)] if late.contains("no answer within 1s")),
+            "{named:?}"
+        );
 
         let mut late = waiting(&[1, 2], 0);
         late.for_answers(&receiver);

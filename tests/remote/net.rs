@@ -139,7 +139,11 @@ impl Values {
         impl ModuleVisitor for Trained {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
                 if param.is_require_grad() {
-                    self.0 = self.0.take().zip(numbers(param.val().inner())).map(|(all, more)| [all, more].concat());
+                    self.0 = self
+                        .0
+                        .take()
+                        .zip(numbers(param.val().inner()))
+                        .map(|(all, more)| [all, more].concat());
                 }
             }
         }
@@ -147,7 +151,8 @@ impl Values {
         module.visit(&mut trained);
         let norms = module.blocks.iter().map(|block| &block.norm);
         let running = norms.flat_map(|norm| [norm.running_mean.value(), norm.running_var.value()]);
-        let running = running.map(|statistic| numbers(statistic.inner())).collect::<Option<Vec<_>>>()?.concat();
+        let running =
+            running.map(|statistic| numbers(statistic.inner())).collect::<Option<Vec<_>>>()?.concat();
         Some(Self { trained: trained.0?, running })
     }
 }

@@ -134,7 +134,9 @@ fn numbers<B: Backend>(tensors: [FloatTensor<B>; 2]) -> Vec<f64> {
     let read = || read_sync(B::float_into_data(tensor));
     let data = match device {
         Some(device) => data(&device, read),
-        None => read().unwrap_or_else(|error| panic!("the statistics of a batch norm could not be read: {error}")),
+        None => {
+            read().unwrap_or_else(|error| panic!("the statistics of a batch norm could not be read: {error}"))
+        }
     };
     data.iter::<f64>().collect()
 }
