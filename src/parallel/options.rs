@@ -125,8 +125,9 @@ impl FrozenOptions {
     ///
     /// A server of Burn 0.22.1 that is asked for a tensor at the moment at which the tensor becomes ready may miss it, and looks again only
     /// when it has another one to send (`external_comm.rs` of burn-communication). Without a bound there nearly always is another one; if the
-    /// program waits, there is none. So within a step, the servers that answer send a number each after a second, or a quarter of the
-    /// [time-out](ReplicaOptions::with_timeout), and then after twice the time. Nothing does so in inference.
+    /// program waits, there is none. So within a step and in [`sync`](super::Replicas::sync), the servers that answer then send numbers to
+    /// the device, after a second or a quarter of the [time-out](ReplicaOptions::with_timeout), until they arrive. A device that only
+    /// [owns weights](Self::with_owners) always answers. Nothing does so in inference.
     pub fn with_read_ahead(mut self, bytes: u64) -> Self {
         self.read_ahead = Some(bytes);
         self
