@@ -272,7 +272,7 @@ mod tests {
         });
         assert!(Step::current().is_none());
         let (sender, receiver) = mpsc::channel();
-        elsewhere(move || drop(sender.send(StreamId::current()))).expect("a thread");
+        elsewhere(move || sender.send(StreamId::current()).expect("a receiver")).expect("a thread");
         assert_eq!(receiver.recv(), Ok(stream));
     }
 }
