@@ -3,7 +3,7 @@
 use super::gemm::{Parts, ranges};
 use super::matrix::Matrix;
 use super::parallel::{self, Job, vectorized};
-use super::sums::dot;
+use super::sums::{add_each, dot};
 use super::{CpuElement, widen_into};
 use core::{mem::MaybeUninit, ops::Range, slice};
 
@@ -212,7 +212,7 @@ impl<E: CpuElement<Acc = f32>> Job for Strip<'_, E> {
         let mut total = vec![0.0; of.rows * columns.len()];
         for summands in of.parts() {
             let sums = AddRows { of, summands, columns: columns.clone() }.run();
-            add(&mut total, &sums);
+            add_each(&mut total, &sums);
         }
         of.write(&total, columns, result);
     }
@@ -254,17 +254,10 @@ impl<E: CpuElement<Acc = f32>> Job for AddRows<'_, E> {
                     }
                 }
             }
-            add(&mut sums, &partial);
+            add_each(&mut sums, &partial);
             partial.fill(0.0);
         }
         sums
-    }
-}
-
-#[inline(always)]
-fn add(sums: &mut [f32], others: &[f32]) {
-    for (sum, other) in sums.iter_mut().zip(others) {
-        *sum += other;
     }
 }
 
@@ -326,7 +319,7 @@ impl<E: CpuElement<Acc = f32>> Job for AddParts<'_, E> {
         let mut total = vec![0.0; of.rows * columns.len()];
         for part in sums.chunks_exact(of.rows * pitch) {
             for (total, sums) in total.chunks_exact_mut(columns.len()).zip(part.chunks_exact(pitch)) {
-                add(total, &sums[columns.clone()]);
+                add_each(total, &sums[columns.clone()]);
             }
         }
         of.write(&total, columns, result);

@@ -286,7 +286,12 @@ pub(crate) fn threads() -> usize {
 
 /// The number of items that a job should take if every job has a result of its own: all items, if the work is not worth waking threads.
 pub(crate) fn items_per_job(items: usize, work: impl Into<Work>) -> usize {
-    let jobs = if work.into().is_worth_it() { 4 * current_num_threads() } else { 1 };
+    items_per_job_of(items, work.into(), current_num_threads())
+}
+
+/// [`items_per_job`] for so many threads.
+pub(crate) fn items_per_job_of(items: usize, work: Work, threads: usize) -> usize {
+    let jobs = if work.is_worth_it() { 4 * threads } else { 1 };
     items.div_ceil(jobs).max(1)
 }
 

@@ -3,7 +3,7 @@
 //! Long slices are summed in [`Parts`], whose sums are added up in f64. Parts follow from the length only. So several threads can take
 //! parts of a slice, and the sum is the same, whatever their number.
 use super::{CpuElement, parallel::Job};
-use core::ops::Range;
+use core::ops::{Add, Range};
 use num_traits::{Float, Zero};
 
 /// Elements of the longest slice that is a single part.
@@ -93,6 +93,23 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
             sum += sum_of_part(part, &f);
         }
         sum
+    }
+}
+
+/// Adds numbers to sums, one to each.
+#[inline(always)]
+pub(crate) fn add_each<T: Copy + Add<Output = T>>(sums: &mut [T], numbers: &[T]) {
+    for (sum, &number) in sums.iter_mut().zip(numbers) {
+        *sum = *sum + number;
+    }
+}
+
+/// Moves sums of a few elements, which were made in the type of these, to sums of many. Leaves zeros.
+#[inline(always)]
+pub(crate) fn move_each<A: CpuElement>(few: &mut [A], sums: &mut [f64]) {
+    for (few, sum) in few.iter_mut().zip(sums) {
+        *sum += few.into_f64();
+        *few = A::zero();
     }
 }
 

@@ -1,6 +1,6 @@
 //! The kernel on a CPU: a fused loop that normalizes a row of the sum while it is in the cache.
 use super::{AddRmsNormKernels, RowNorm, RowNormKernels};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums::add_each, with_element};
 use crate::ops::row_norm::cpu::statistics;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -30,7 +30,7 @@ impl<B: CpuBackend> AddRmsNormKernels for B {
             let y = parallel::zip_filled((len, E::zero()), sums, [task; 2], len, |index, y, sums| {
                 let rows = sums.chunks_exact_mut(size).zip(other[index * task..].chunks_exact(size));
                 for (y, (sum, other)) in y.chunks_exact_mut(size).zip(rows) {
-                    sum.iter_mut().zip(other).for_each(|(sum, &other)| *sum += other);
+                    add_each(sum, other);
                     let [_, inv_std] = statistics(sum, norm);
                     let pairs = y.iter_mut().zip(sum).zip(&gamma);
                     pairs.for_each(|((y, sum), &gamma)| *y = E::narrow(sum.widen() * inv_std * gamma));

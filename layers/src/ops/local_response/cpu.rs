@@ -5,7 +5,9 @@ use crate::backend::cpu::{
     parallel::{self, Work},
     pieces,
     plan::Items,
-    strips, with_element,
+    strips,
+    sums::add_each,
+    with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
@@ -193,8 +195,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
                 sums.fill(zero);
                 // The windows with a channel are those of the channels in its mirrored window.
                 for other in window(channel, [after, before], channels) {
-                    let products = &products[other * width..][..width];
-                    sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);
+                    add_each(sums, &products[other * width..][..width]);
                 }
                 for ((dx, x), sum) in dy.iter_mut().zip(x_of(channel)).zip(&*sums) {
                     *dx = E::narrow(dx.widen() + factor * x.widen() * *sum);

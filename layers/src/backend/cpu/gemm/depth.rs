@@ -3,7 +3,7 @@
 //! A part has its own sums, which are added up from the first part to the last. Parts follow from the sizes only, so that with more than
 //! [`FEW`] threads, the result does not depend on their number.
 use super::{FEW, MOST_PACKED, Start, add_summands, ranges, summands_at_once};
-use crate::backend::cpu::{CpuElement, matrix::Matrix, parallel};
+use crate::backend::cpu::{CpuElement, matrix::Matrix, parallel, sums::add_each};
 use core::slice;
 
 /// Elements of a result that is computed so, at most. A larger one is divided well enough.
@@ -94,14 +94,13 @@ impl Depth {
             let (sums, size) = (&*sums, parallel::items_per_job(len, sums.len()));
             parallel::chunks_mut(result, size, sums.len(), |index, result| {
                 for sums in sums.chunks_exact(len) {
-                    let sums = &sums[index * size..];
-                    result.iter_mut().zip(sums).for_each(|(total, &sum)| *total = *total + sum);
+                    add_each(result, &sums[index * size..]);
                 }
             });
         }
         if let Start::Row(bias) = start {
             for row in result.chunks_exact_mut(columns) {
-                row.iter_mut().zip(bias).for_each(|(sum, &bias)| *sum = *sum + bias);
+                add_each(row, bias);
             }
         }
     }

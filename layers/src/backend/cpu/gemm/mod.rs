@@ -13,7 +13,7 @@
 mod depth;
 mod panels;
 
-use super::{CpuElement, is_wide, matrix::Matrix, parallel};
+use super::{CpuElement, is_wide, matrix::Matrix, parallel, sums::add_each};
 use core::{mem::MaybeUninit, ops::Range, slice};
 use depth::Depth;
 use gemm::Parallelism;
@@ -142,7 +142,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
             for row in 0..of_rows.len() {
                 // SAFETY: a row of this part, which has just been written, and which no other thread reads or writes.
                 let row = unsafe { slice::from_raw_parts_mut(target.add(row * columns), bias.len()) };
-                row.iter_mut().zip(bias).for_each(|(sum, &bias)| *sum = *sum + bias);
+                add_each(row, bias);
             }
         }
     };

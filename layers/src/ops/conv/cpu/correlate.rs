@@ -15,6 +15,7 @@ use crate::backend::cpu::{
     parallel::{self, Job, Work, vectorized},
     plan::{Division, Items},
     product::{PairedRun, add_dots},
+    sums::add_each,
 };
 use core::ops::Range;
 use num_traits::Zero;
@@ -53,7 +54,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
                 let (first, others) = sums.split_first().expect("a channel has a piece");
                 let mut total = first.clone();
                 for sums in others {
-                    total.iter_mut().zip(sums).for_each(|(total, &sum)| *total = *total + sum);
+                    add_each(&mut total, sums);
                 }
                 round(gradient, &total);
             }
@@ -82,7 +83,7 @@ fn gradient_division(
             may_hold,
             ..Items::of([channels, of_channel], work)
         };
-        let task = if work.is_worth_it() { channels.div_ceil(4 * threads).max(1) } else { channels };
+        let task = parallel::items_per_job_of(channels, work, threads);
         (items, items.division_from(task.max(items.least), threads), lines)
     })
 }

@@ -189,7 +189,8 @@ impl Room {
     }
 }
 
-/// What `of_room` makes of the first room with which no thread waits long for others, or of the one with which all threads take the least time.
+/// What `of_room` makes of the room with which all threads take the least time. If no thread waits long for others with the best room so far,
+/// smaller ones are not compared.
 pub(super) fn with_room<T>(
     threads: usize,
     of_room: impl Fn(Room) -> (Items, Division, T),

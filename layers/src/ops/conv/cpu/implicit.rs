@@ -15,6 +15,7 @@ use crate::backend::cpu::{
     CpuElement,
     parallel::{self, Job, vectorized},
     product::{COLUMNS, Lanes, MOST_LANES, RowsAt, SumRows, Workspace, add_product, starts},
+    sums::add_each,
     transpose::transpose,
 };
 use core::{marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
@@ -283,8 +284,7 @@ fn blocks<A>(of_group: &[PartialSum<A>]) -> impl Iterator<Item = &[PartialSum<A>
 fn total<A: CpuElement<Acc = A> + Lanes>(addends: &[PartialSum<A>], range: Range<usize>) -> Cow<'_, [A]> {
     let mut sums = Cow::Borrowed(&addends[0].sums[range.clone()]);
     for addend in &addends[1..] {
-        let pairs = sums.to_mut().iter_mut().zip(&addend.sums[range.clone()]);
-        pairs.for_each(|(sum, &more)| *sum = *sum + more);
+        add_each(sums.to_mut(), &addend.sums[range.clone()]);
     }
     sums
 }

@@ -13,7 +13,7 @@ use crate::backend::cpu::{
     parallel::{self, Work, vectorized},
     pieces,
     plan::{Division, Items},
-    sums::{Moments, Parts, Sum},
+    sums::{Moments, Parts, Sum, move_each},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -357,10 +357,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
 /// Moves the sums of a few rows to the others.
 fn flush<A: CpuElement>(few: &mut [Vec<A>; 2], grads: &mut ParameterGrads) {
     for (few, sums) in few.iter_mut().zip([&mut grads.gamma, &mut grads.beta]) {
-        for (few, sum) in few.iter_mut().zip(sums) {
-            *sum += few.into_f64();
-            *few = A::zero();
-        }
+        move_each(few, sums);
     }
 }
 

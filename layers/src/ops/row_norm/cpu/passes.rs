@@ -12,7 +12,7 @@ use crate::backend::cpu::{
     long_rows::LongRows,
     parallel::{self, Job, Work, vectorized},
     plan::{Division, Items},
-    sums::{LANES, Moments, Parts},
+    sums::{LANES, Moments, Parts, move_each},
 };
 use core::ops::Range;
 use num_traits::Zero;
@@ -129,12 +129,8 @@ impl<E: CpuElement> Job for Columns<'_, E> {
                     *to_beta = *to_beta + dy;
                 }
             }
-            for (few, sums) in [(&mut few_gamma, &mut *gamma), (&mut few_beta, &mut *beta)] {
-                for (few, sum) in few.iter_mut().zip(sums) {
-                    *sum += few.into_f64();
-                    *few = <E::Acc as Zero>::zero();
-                }
-            }
+            move_each(&mut few_gamma, gamma);
+            move_each(&mut few_beta, beta);
         }
     }
 }

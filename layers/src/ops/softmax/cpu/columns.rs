@@ -270,7 +270,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
     fn begin_part(&mut self) {
         if self.has_begun {
             let before = self.before.get_or_insert_with(|| vec![0.0; self.part.len()]);
-            before.iter_mut().zip(&self.part).for_each(|(sum, part)| *sum += part);
+            sums::add_each(before, &self.part);
             self.part.fill(0.0);
         }
         self.has_begun = true;
@@ -288,10 +288,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
 
     #[inline(always)]
     fn flush(&mut self) {
-        for (sum, few) in self.part.iter_mut().zip(&mut self.few) {
-            *sum += few.into_f64();
-            *few = <A as Zero>::zero();
-        }
+        sums::move_each(&mut self.few, &mut self.part);
         self.rows = 0;
     }
 
@@ -300,7 +297,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
         match before {
             None => part,
             Some(mut sums) => {
-                sums.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+                sums::add_each(&mut sums, &part);
                 sums
             }
         }
