@@ -5,8 +5,8 @@
 //! cargo bench --bench threads -- softmax
 //! ```
 //!
-//! More threads than the machine has cores should take at most 5 % longer than as many as it has: kernels divide their work among them, but
-//! do not have more of it.
+//! Kernels divide their work among threads, but do not have more of it. So more threads than the machine has cores should take at most 5 %
+//! longer than as many as it has. The first row is rayon alone: where that takes longer, threads wake, look for work that others have, and sleep.
 #![recursion_limit = "256"]
 use burn::tensor::{
     Device, Distribution, Tensor,
@@ -14,7 +14,7 @@ use burn::tensor::{
 };
 use burn_memsave::{functional as F, nn::LstmConfig};
 use comfy_table::{Table, presets};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use std::{
     error::Error,
     hint::black_box,
@@ -22,6 +22,9 @@ use std::{
 };
 
 const POOLS: [usize; 5] = [1, 2, 4, 16, 64];
+
+/// Of a loop of rayon.
+const JOBS: u32 = 256;
 
 /// Every pool runs so often, one after the other. The shortest times count, because other programs can only make them longer.
 const TURNS: usize = 9;
@@ -55,14 +58,34 @@ impl Timing {
             return;
         }
         let x = random(shape);
-        let f: &(dyn Fn(Tensor<D>) -> Tensor<O> + Sync) = &f;
+        self.add(name, &|| {
+            black_box(f(x.clone().require_grad()).sum().backward());
+        });
+    }
+
+    /// Times loops of rayon over [`JOBS`] jobs of so many additions, each loop after as much work on one thread as a sixteenth of it.
+    fn time_loops(&mut self, loops: u32, additions: u64) {
+        let name = format!("{loops} loops of rayon alone");
+        if name.contains(&self.filter) {
+            let job = |_| {
+                black_box((0..additions).fold(0, |sum, at| black_box(sum + at)));
+            };
+            self.add(name, &|| {
+                for _ in 0..loops {
+                    (0..JOBS / 16).for_each(job);
+                    (0..JOBS).into_par_iter().with_max_len(1).for_each(job);
+                }
+            });
+        }
+    }
+
+    fn add(&mut self, name: String, f: &(dyn Fn() + Sync)) {
         let mut shortest = [Duration::MAX; POOLS.len()];
         for _ in 0..TURNS {
             for (pool, shortest) in self.pools.iter().zip(&mut shortest) {
                 pool.install(|| {
                     let start = Instant::now();
-                    let y = f(x.clone().require_grad());
-                    black_box(y.sum().backward());
+                    f();
                     *shortest = start.elapsed().min(*shortest);
                 });
             }
@@ -78,6 +101,7 @@ fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut timing = Timing::new()?;
+    timing.time_loops(48, 1 << 11);
     timing.time("softmax along axis 1", [4, 2048, 256], |x| F::softmax(x, 1));
     timing.time("softmax along axis 1", [1, 1 << 17, 16], |x| F::softmax(x, 1));
     timing.time("softmax", [3, 1 << 19], |x| F::softmax(x, 1));

@@ -48,7 +48,7 @@
 //!
 //! These runs bounded what is on its way to a device ([`with_read_ahead`](crate::parallel::FrozenOptions::with_read_ahead)) by
 //! twice the largest weight. Without a bound, servers keep much more of what they send (up to 124 MiB in a model of half the
-//! size), but with one, Burn 0.22.1's servers may wait forever: one such run in about fifteen did.
+//! size).
 //!
 //! # What it costs
 //!

@@ -170,20 +170,20 @@ impl<B: CpuBackend> AxisMaps for B {
             let (x, axes) = (B::contiguous(x.clone()), axes());
             let mut shape = x.shape();
             (0..axes.len()).for_each(|axis| shape[axis + 2] = axes[axis].windows.len());
-            with_element!(x.dtype(), "pool", E => B::from_vec(image_of_planes(&axes, B::as_slice::<E>(&x)), shape))
+            with_element!(x.dtype(), "pool", E => B::from_vec(image_of_planes(axes, B::as_slice::<E>(&x)), shape))
         })
     }
 
     fn axis_adjoint(x: Shape, dy: FloatTensor<B>, axes: Vec<AxisMap>) -> FloatTensor<B> {
         let (dy, planes) = (B::contiguous(dy), x[..2].iter().product());
         with_element!(dy.dtype(), "pool", E => {
-            B::from_vec(adjoint_of_planes(&axes, planes, B::as_slice::<E>(&dy)), x)
+            B::from_vec(adjoint_of_planes(axes, planes, B::as_slice::<E>(&dy)), x)
         })
     }
 }
 
 /// The image under the product of the maps, plane by plane, from the first axis to the last.
-fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
+fn image_of_planes<E: CpuElement>(axes: Vec<AxisMap>, x: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
     if plane_in * plane_out == 0 {
@@ -220,7 +220,7 @@ fn image_items(outputs: usize, [planes, plane_in]: [usize; 2]) -> Items {
 const ADJOINT: usize = 1 << 12;
 
 /// The adjoint of the product of the maps, from the last axis to the first.
-fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
+fn adjoint_of_planes<E: CpuElement>(axes: Vec<AxisMap>, planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
     if plane_in * plane_out == 0 {
@@ -375,15 +375,16 @@ impl<'a> Adjoint<'a> {
 }
 
 /// The same map, over as few axes as possible.
-fn merged(axes: &[AxisMap]) -> Vec<AxisMap> {
+fn merged(mut axes: Vec<AxisMap>) -> Vec<AxisMap> {
     let first = axes[..axes.len() - 1].iter().take_while(|axis| axis.is_nothing()).count();
-    axes[first..].iter().fold(vec![], |mut merged: Vec<AxisMap>, axis| {
-        match merged.last().and_then(|last| last.merged(axis)) {
-            Some(both) => *merged.last_mut().expect("it has just been read") = both,
-            None => merged.push(axis.clone()),
+    axes.drain(..first);
+    for axis in (1..axes.len()).rev() {
+        if let Some(both) = axes[axis - 1].merged(&axes[axis]) {
+            axes[axis - 1] = both;
+            axes.remove(axis);
         }
-        merged
-    })
+    }
+    axes
 }
 
 /// If every output equals one of the inputs, the place of that input in its plane: for every row of outputs along the last axis, the row
@@ -416,10 +417,10 @@ pub(crate) mod counting {
         AxisMap::mean_windows(side, (side - kernel) / stride + 1, kernel, stride, (0, 0), false)
     }
 
-    fn adjoint(axes: &[AxisMap; 2], planes: usize, is_wide: bool, threads: usize) -> (Items, Division) {
+    fn adjoint(axes: [AxisMap; 2], planes: usize, is_wide: bool, threads: usize) -> (Items, Division) {
         let sizes: [fn(&AxisMap) -> usize; 2] = [|axis| axis.size, |axis| axis.windows.len()];
         let [plane_in, plane_out] = sizes.map(|size| axes.iter().map(size).product());
-        let (_, items) = Adjoint::new(&merged(axes), [planes, plane_in, plane_out], is_wide, threads);
+        let (_, items) = Adjoint::new(&merged(axes.into()), [planes, plane_in, plane_out], is_wide, threads);
         (items, items.division(threads))
     }
 
@@ -430,7 +431,7 @@ pub(crate) mod counting {
         stride: usize,
         (is_wide, threads): (bool, usize),
     ) -> (Items, Division) {
-        adjoint(&[mean(side, kernel, stride), mean(side, kernel, stride)], planes, is_wide, threads)
+        adjoint([mean(side, kernel, stride), mean(side, kernel, stride)], planes, is_wide, threads)
     }
 
     /// The adjoint of resizing square planes to the nearest inputs.
@@ -440,7 +441,7 @@ pub(crate) mod counting {
         threads: usize,
     ) -> (Items, Division) {
         let nearest = || AxisMap::equal(side, (0..out).map(|output| (output * side / out, 1, 1.0)));
-        adjoint(&[nearest(), nearest()], planes, true, threads)
+        adjoint([nearest(), nearest()], planes, true, threads)
     }
 
     /// Average pools of square planes in half precision.
@@ -471,8 +472,8 @@ mod tests {
             const PLANES: usize = 3;
             let size = |of: fn(&AxisMap) -> usize| PLANES * axes.iter().map(of).product::<usize>();
             let (x, dy) = (numbers(size(|axis| axis.size)), numbers(size(|axis| axis.windows.len())));
-            let image = product(&image_of_planes(&axes, &x), &dy);
-            let adjoint = product(&x, &adjoint_of_planes(&axes, PLANES, &dy));
+            let image = product(&image_of_planes(axes.clone(), &x), &dy);
+            let adjoint = product(&x, &adjoint_of_planes(axes, PLANES, &dy));
             assert!((image - adjoint).abs() <= 1e-9 * image.abs().max(1.0), "{image}, {adjoint}");
         }
     }

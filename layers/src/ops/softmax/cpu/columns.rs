@@ -57,22 +57,26 @@ impl Blocks {
     /// Columns of a strip, for so many threads.
     fn width(self, threads: usize) -> usize {
         let SoftmaxAxis { length, inner } = self.axis;
+        let cached = STRIP / length.max(1);
+        // If nothing stays in the cache until it is read again, strips should be wide, so parts of strips are for other threads.
+        let is_cached = cached >= NARROWEST;
+        let parts = if is_cached { 1 } else { length.div_ceil(self.part()) };
+        let count = (self.count * parts).max(1);
         // The width of a strip, with this many strips per thread.
-        let of_threads = |each: usize| inner.div_ceil((each * threads).div_ceil(self.count.max(1)));
-        let width = match STRIP / length.max(1) {
-            // Nothing stays in the cache until it is read again, so strips should be wide.
-            few if few < NARROWEST => of_threads(1),
-            cached => cached.min(of_threads(4)),
-        };
+        let of_threads = |each: usize| inner.div_ceil((each * threads).div_ceil(count));
+        let width = if is_cached { cached.min(of_threads(4)) } else { of_threads(1) };
         let width = width.next_multiple_of(NARROWEST).min(WIDEST);
         // Strips of equal width, as many as threads do in whole turns if they are not too narrow.
-        let (count, most) = (self.count.max(1), (inner / NARROWEST).max(1));
+        let most = (inner / NARROWEST).max(1);
         let strips = inner.div_ceil(width).min(most);
         let turns = |strips: usize| (count * strips).div_ceil(threads);
-        let is_even = |strips: &usize| (turns(*strips) * threads) as f64 <= EVEN * (count * strips) as f64;
+        let time = |strips: &usize| turns(*strips) as f64 / *strips as f64;
+        let is_even = |strips: &usize| time(strips) * threads as f64 <= EVEN * count as f64;
         let of_turns = |turns: usize| (turns * threads / count).clamp(strips, most);
         let more = (turns(strips)..turns(strips) + MORE_TURNS).map(of_turns);
-        let even = core::iter::once(strips).chain(more).find(is_even).unwrap_or(strips);
+        let mut candidates = core::iter::once(strips).chain(more);
+        let least = candidates.clone().min_by(|a, b| time(a).total_cmp(&time(b)));
+        let even = candidates.find(is_even).or(least).unwrap_or(strips);
         inner.div_ceil(even).max(1)
     }
 
