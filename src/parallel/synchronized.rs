@@ -105,7 +105,7 @@ impl<M: Module> Replicas<M> {
         let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect();
         match exchange.failure() {
             None => Ok(all),
-            Some(ExchangeError::NoAnswer(device)) => resume_unwind(Box::new(device)), // `naming_servers` catches it
+            Some(ExchangeError::NoAnswer(device)) => resume_unwind(device), // `naming_servers` catches it
             Some(ExchangeError::Panicked { member, message }) => {
                 let index = replicas[member];
                 let device = Box::new(self.devices[index].clone());

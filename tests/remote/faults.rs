@@ -190,9 +190,9 @@ impl Run {
         let devices: Vec<[Device; 2]> =
             servers.iter().map(|server| [0, 1].map(|index| server.device(index))).collect();
         let mut replicas = setting.replicas(setting.with_norms(model), &devices);
-        for at in done..expected.len() {
+        for (at, expected) in expected.into_iter().enumerate().skip(done) {
             let loss = step(&mut replicas, &mut optimizer, at, Moments::none()).expect("these servers live");
-            assert!((loss - expected[at]).abs() < 1e-5, "step {at}: {loss}, {}", expected[at]);
+            assert!((loss - expected).abs() < 1e-5, "step {at}: {loss}, {expected}");
         }
     }
 }
@@ -327,10 +327,10 @@ fn stopped(case: Case, timeout: Duration) -> Result<Option<&'static str>, String
     run.servers[case.to].go_on();
     run.replicas = run.setting.again(&module, &run.devices, LONG);
     run.is_as_before(Some(part));
-    let expected = expected(run.setting);
-    for at in if part == "update" { 2 } else { 1 }..expected.len() {
+    let done = if part == "update" { 2 } else { 1 };
+    for (at, expected) in expected(run.setting).into_iter().enumerate().skip(done) {
         let loss = step(&mut run.replicas, &mut run.optimizer, at, Moments::none()).expect("they answer");
-        assert!((loss - expected[at]).abs() < 1e-5, "step {at}: {loss}, {}", expected[at]);
+        assert!((loss - expected).abs() < 1e-5, "step {at}: {loss}, {expected}");
     }
     let mut left = run.servers.clone();
     left.remove(case.to);
@@ -394,8 +394,8 @@ fn servers_die_while_they_get_bytes() {
 #[cfg(unix)]
 #[test]
 fn servers_stop() {
-    for setting in 0..SETTINGS.len() {
-        let moments = Run::moments(SETTINGS[setting], 2);
+    for (setting, &of) in SETTINGS.iter().enumerate() {
+        let moments = Run::moments(of, 2);
         // Nothing bounds the reads of a checkpoint, at the last moment.
         for at in (0..moments - 1).step_by(moments / 3) {
             for to in [0, 1] {

@@ -12,11 +12,13 @@ pub struct Wire {
     state: Arc<State>,
 }
 
+type Act = Box<dyn FnOnce() + Send>;
+
 struct State {
     /// Bytes that were sent to the server.
     bytes: AtomicU64,
     /// What is done before the server gets more than so many of them.
-    act: Mutex<Option<(u64, Box<dyn FnOnce() + Send>)>>,
+    act: Mutex<Option<(u64, Act)>>,
 }
 
 impl Wire {

@@ -37,7 +37,7 @@ pub enum ExchangeError {
         others: Vec<usize>,
     },
     /// A device gave a member no answer.
-    NoAnswer(NoAnswer),
+    NoAnswer(Box<NoAnswer>),
     /// Members did not come to an exchange in time.
     TimedOut {
         /// Those members.
@@ -262,7 +262,7 @@ impl Member {
             }
             Err(payload) => {
                 if let Some(no_answer) = payload.downcast_ref::<NoAnswer>() {
-                    exchange.fail(ExchangeError::NoAnswer(no_answer.clone()));
+                    exchange.fail(ExchangeError::NoAnswer(Box::new(no_answer.clone())));
                 } else if !payload.is::<ExchangeError>() {
                     let message = message(&*payload);
                     exchange.fail(ExchangeError::Panicked { member: *index, message });
