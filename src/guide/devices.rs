@@ -37,18 +37,20 @@
 //! `cargo run --release --features remote-server --example finetune_ddp -- --compare` starts two servers on this machine,
 //! fine-tunes a language model with LoRA on them, and compares every gradient with that of one device. The largest difference
 //! in 20 steps was 2.5e-6 of the largest gradient (two cores); with `--shard frozen,optimizer`, 1.2e-6 on two servers and
-//! 1.0e-6 on four. The example prints the most memory of each server. A model of 99 MiB (`--width 512 --blocks 8 --batch-size 4
-//! --length 16 --steps 3`, with `MALLOC_ARENA_MAX=2 MALLOC_MMAP_THRESHOLD_=65536`, so that freed memory returns to the system):
+//! 1.0e-6 on four. The example prints the most memory of each server. Three models, with batches of 4 passages of 16 characters
+//! (`--batch-size 4 --length 16`), and `MALLOC_ARENA_MAX=2 MALLOC_MMAP_THRESHOLD_=65536`, so that freed memory returns to the system:
 //!
-//! | servers | peak of the largest, less idle | with `--shard frozen,optimizer` |
-//! | --- | --- | --- |
-//! | 1 | 133 MiB | 133 MiB |
-//! | 2 | 127 MiB | 90 MiB |
-//! | 4 | 126 MiB | 80 MiB |
+//! | model | largest weight | 1 server | 2 with `--shard frozen,optimizer` | 4 with it |
+//! | --- | --- | --- | --- | --- |
+//! | 99 MiB: `--width 512 --blocks 8` | 2.7 MiB | 133 MiB | 90 MiB (0.68) | 80 MiB (0.60) |
+//! | 392 MiB: `--width 1024 --blocks 8` | 10.7 MiB | 460 MiB | 323 MiB (0.70) | 271 MiB (0.59) |
+//! | 463 MiB: `--width 256 --blocks 144` | 0.7 MiB | 641 MiB | 352 MiB (0.55) | 221 MiB (0.34) |
 //!
-//! These runs bounded what is on its way to a device ([`with_read_ahead`](crate::parallel::FrozenOptions::with_read_ahead)) by
-//! twice the largest weight. Without a bound, servers keep much more of what they send (up to 124 MiB in a model of half the
-//! size).
+//! These are peaks of the largest server, less what it has while it is idle. Beyond its part, a server holds weights on their way, several
+//! times each: as a tensor, in a message, and in the buffers of the connection. So dividing saves most where no single weight is large.
+//! These runs bounded what is on its way to a device ([`with_read_ahead`](crate::parallel::FrozenOptions::with_read_ahead),
+//! `--read-ahead`) by two to three times the largest weight. Without a bound, servers keep much more of what they send (up to 124 MiB in a
+//! model of 50 MiB).
 //!
 //! # What it costs
 //!
