@@ -13,7 +13,7 @@ use crate::backend::cpu::{
     parallel::{self, Work, vectorized},
     pieces,
     plan::{Division, Items},
-    sums::{Moments, Parts, Sum, move_each},
+    sums::{Moments, Parts, Sum, add_each, move_each},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -230,9 +230,8 @@ impl ParameterGrads {
     }
 
     fn add(mut self, other: Self) -> Self {
-        let add = |to: &mut [f64], from: &[f64]| to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        add(&mut self.gamma, &other.gamma);
-        add(&mut self.beta, &other.beta);
+        add_each(&mut self.gamma, &other.gamma);
+        add_each(&mut self.beta, &other.beta);
         self
     }
 

@@ -70,13 +70,15 @@ impl Blocks {
         let most = (inner / NARROWEST).max(1);
         let strips = inner.div_ceil(width).min(most);
         let turns = |strips: usize| (count * strips).div_ceil(threads);
-        let time = |strips: &usize| turns(*strips) as f64 / *strips as f64;
-        let is_even = |strips: &usize| time(strips) * threads as f64 <= EVEN * count as f64;
+        let time = |strips: usize| turns(strips) as f64 / strips as f64;
+        let is_even = |strips: usize| time(strips) * threads as f64 <= EVEN * count as f64;
         let of_turns = |turns: usize| (turns * threads / count).clamp(strips, most);
         let more = (turns(strips)..turns(strips) + MORE_TURNS).map(of_turns);
-        let mut candidates = core::iter::once(strips).chain(more);
-        let least = candidates.clone().min_by(|a, b| time(a).total_cmp(&time(b)));
-        let even = candidates.find(is_even).or(least).unwrap_or(strips);
+        let better = |best: usize, strips: usize| match is_even(best) || time(best) <= time(strips) {
+            true => best,
+            false => strips,
+        };
+        let even = more.fold(strips, better);
         inner.div_ceil(even).max(1)
     }
 
