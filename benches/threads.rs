@@ -23,7 +23,7 @@ use std::{
 
 const POOLS: [usize; 5] = [1, 2, 4, 16, 64];
 
-/// Of a loop of rayon.
+/// Jobs of a loop of rayon.
 const JOBS: u32 = 256;
 
 /// Every pool runs so often, one after the other. The shortest times count, because other programs can only make them longer.
@@ -53,39 +53,36 @@ impl Timing {
         shape: [usize; D],
         f: impl Fn(Tensor<D>) -> Tensor<O> + Sync,
     ) {
-        let name = format!("{name} of {shape:?}");
-        if !name.contains(&self.filter) {
-            return;
-        }
         let x = random(shape);
-        self.add(name, &|| {
+        self.add(format!("{name} of {shape:?}"), &|| {
             black_box(f(x.clone().require_grad()).sum().backward());
         });
     }
 
-    /// Times loops of rayon over [`JOBS`] jobs of so many additions, each loop after as much work on one thread as a sixteenth of it.
-    fn time_loops(&mut self, loops: u32, additions: u64) {
-        let name = format!("{loops} loops of rayon alone");
-        if name.contains(&self.filter) {
-            let job = |_| {
-                black_box((0..additions).fold(0, |sum, at| black_box(sum + at)));
-            };
-            self.add(name, &|| {
-                for _ in 0..loops {
-                    (0..JOBS / 16).for_each(job);
-                    (0..JOBS).into_par_iter().with_max_len(1).for_each(job);
-                }
-            });
-        }
+    /// Times loops of rayon over [`JOBS`] jobs of so many additions, each loop after a sixteenth of its work on one thread.
+    fn time_rayon(&mut self, loops: u32, additions: u64) {
+        let job = |_| {
+            black_box((0..additions).fold(0, |sum, at| black_box(sum + at)));
+        };
+        self.add(format!("{loops} loops of rayon alone"), &|| {
+            for _ in 0..loops {
+                (0..JOBS / 16).for_each(job);
+                (0..JOBS).into_par_iter().with_max_len(1).for_each(job);
+            }
+        });
     }
 
-    fn add(&mut self, name: String, f: &(dyn Fn() + Sync)) {
+    /// Adds the row of a step, if its name is wanted.
+    fn add(&mut self, name: String, step: &(dyn Fn() + Sync)) {
+        if !name.contains(&self.filter) {
+            return;
+        }
         let mut shortest = [Duration::MAX; POOLS.len()];
         for _ in 0..TURNS {
             for (pool, shortest) in self.pools.iter().zip(&mut shortest) {
                 pool.install(|| {
                     let start = Instant::now();
-                    f();
+                    step();
                     *shortest = start.elapsed().min(*shortest);
                 });
             }
@@ -101,7 +98,7 @@ fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut timing = Timing::new()?;
-    timing.time_loops(48, 1 << 11);
+    timing.time_rayon(48, 1 << 11);
     timing.time("softmax along axis 1", [4, 2048, 256], |x| F::softmax(x, 1));
     timing.time("softmax along axis 1", [1, 1 << 17, 16], |x| F::softmax(x, 1));
     timing.time("softmax", [3, 1 << 19], |x| F::softmax(x, 1));
