@@ -143,6 +143,11 @@ fn transfers(subscription: &mut TelemetrySubscription) -> usize {
     events.iter().filter(|event| began(event)).count()
 }
 
+/// A step of Adam is its gradient divided by about its size. A larger epsilon keeps rounding errors of tiny ones from becoming whole steps.
+fn robust_adam() -> ModuleOptimizer {
+    AdamConfig::new().with_epsilon(1e-3).init()
+}
+
 /// Gradients of twenty steps, and what is sent from server to server in them.
 #[test]
 fn two_servers_equal_one_device() {
@@ -154,8 +159,7 @@ fn two_servers_equal_one_device() {
     let host = Device::flex().autodiff();
     let mut one = language_model(&host);
     let mut replicas = Replicas::new(&one, devices).expect("two servers");
-    let adam = || AdamConfig::new().with_epsilon(1e-3).init();
-    let (mut optimizer, mut of_replicas) = (adam(), adam());
+    let (mut optimizer, mut of_replicas) = (robust_adam(), robust_adam());
     let mut fewest = [usize::MAX; 2];
     for step in 0..20 {
         let batch = tokens(step, 5, &host);
@@ -178,8 +182,8 @@ fn two_servers_equal_one_device() {
             *fewest = transfers(subscription).min(*fewest);
         }
     }
-    // Gradients and the loss to the first, values to the second: nothing of what is frozen. (Both ends report. A slow server gets numbers,
-    // too.)
+    // Gradients and the loss to the first, values to the second: nothing of what is frozen. (Both ends report. In some steps a slow server
+    // also gets the numbers that wake others, and telemetry does not tell how large a transfer is. So a step without them is compared.)
     assert_eq!(fewest, [2 * ADAPTER_FACTORS + 1; 2]);
 }
 
@@ -207,8 +211,7 @@ fn divided_servers_equal_one_device() {
 
         let options = ReplicaOptions::new().with_sharded_optimizer();
         let mut replicas = Replicas::with_options(&divided, devices, &options).expect("servers");
-        let adam = || AdamConfig::new().with_epsilon(1e-3).init();
-        let (mut optimizer, mut of_replicas) = (adam(), adam());
+        let (mut optimizer, mut of_replicas) = (robust_adam(), robust_adam());
         for step in 0..20 {
             let batch = tokens(step, 5, &host);
             // Uneven parts, and a batch that is smaller than the number of servers.
