@@ -22,7 +22,6 @@
 use burn::module::{Module, ParamGroup};
 use burn::optim::AdamConfig;
 use burn::remote::RemoteHost;
-use burn::server::{RemoteServer, WebSocketTransport};
 use burn::tensor::Device;
 use burn_memsave::measure::human_bytes;
 use burn_memsave::parallel::{
@@ -33,9 +32,8 @@ use checkpoint::Checkpoint;
 use clap::{Parser, ValueEnum};
 use compare::{Comparison, trainable_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
-use server::LocalServer;
+use server::{LocalServer, serve};
 use std::error::Error;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::Duration;
 use tasks::{Digits, HEADS, Language, Task};
@@ -136,30 +134,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             Model::Resnet => train::<Digits>(&args),
         },
     }
-}
-
-/// Serves this machine's device; the first line of its output is its address on this machine.
-fn serve(port: u16) -> Result<(), Box<dyn Error>> {
-    // A port that the user did not choose can be reached only from this machine.
-    let interface = if port == 0 { "127.0.0.1" } else { "0.0.0.0" };
-    let listener = TcpListener::bind((interface, port))?;
-    println!("ws://127.0.0.1:{}", listener.local_addr()?.port());
-    ignore_closed_connections();
-    let device = Device::default(); // the environment variable `BURN_DEVICE` can choose another one
-    // The second one gives other servers its frozen weights while the first one computes.
-    let devices = [device.clone(), device];
-    Ok(RemoteServer::new(devices).serve(WebSocketTransport::from_listener(listener))?)
-}
-
-/// Burn's server panics in the thread of a connection whose other end has gone, as it does when the run is over. Other panics are reported.
-fn ignore_closed_connections() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let message = panic.payload_as_str().unwrap_or_default();
-        if !message.contains("ResetWithoutClosingHandshake") {
-            report(panic);
-        }
-    }));
 }
 
 fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {

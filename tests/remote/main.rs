@@ -11,7 +11,7 @@ use burn::server::{
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::parallel::{FrozenOptions, ParallelError, ReplicaOptions, Replicas, shard_frozen};
+use burn_memsave::parallel::{FrozenOptions, ParallelError, ReplicaOptions, Replicas, Traffic, shard_frozen};
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::text::llama::{LanguageModel, memsave::Llama};
 use checkpoint::{ADAPTERS, Checkpoint};
@@ -161,6 +161,7 @@ fn two_servers_equal_one_device() {
     let mut replicas = Replicas::new(&one, devices).expect("two servers");
     let (mut optimizer, mut of_replicas) = (robust_adam(), robust_adam());
     let mut fewest = [usize::MAX; 2];
+    let mut of_first = None;
     for step in 0..20 {
         let batch = tokens(step, 5, &host);
         let (loss, gradients) = replicas
@@ -181,6 +182,9 @@ fn two_servers_equal_one_device() {
         for (fewest, subscription) in fewest.iter_mut().zip(&mut subscriptions) {
             *fewest = transfers(subscription).min(*fewest);
         }
+        let Traffic { gradients, values, frozen } = replicas.traffic();
+        let of_steps = (step as u64 + 1) * *of_first.get_or_insert(gradients);
+        assert!(gradients > 0 && [gradients, values, frozen] == [of_steps, of_steps, 0], "step {step}");
     }
     // Gradients and the loss to the first, values to the second: nothing of what is frozen. (Both ends report. In some steps a slow server
     // also gets the numbers that wake others, and telemetry does not tell how large a transfer is. So a step without them is compared.)
