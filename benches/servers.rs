@@ -35,9 +35,9 @@ struct Args {
     #[arg(long)]
     csv: Option<PathBuf>,
     /// The memory of each server, in MiB.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     limit: u64,
-    /// The numbers of servers.
+    /// The numbers of servers, at most one per passage of the batch.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
     servers: Vec<usize>,
     /// Given by cargo.
@@ -96,6 +96,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let &[servers] = args.servers.as_slice() else { return Err("one number of servers".into()) };
         println!("{}", serde_json::to_string(&train(blocks, servers, args.limit)?)?);
         return Ok(());
+    }
+    if args.servers.iter().any(|count| !(1..=BATCH[0]).contains(count)) {
+        return Err(format!("--servers: 1 to {} each", BATCH[0]).into());
     }
     if !cfg!(target_os = "linux") {
         return Err("only Linux limits the memory of a process".into());
@@ -232,12 +235,11 @@ fn batch(step: usize, device: &Device) -> Batch {
 
 /// The parts of a batch, each on its device, with the number of its passages.
 fn parts((tokens, next): &Batch, devices: &[Device]) -> Vec<(Batch, usize)> {
-    let count = BATCH[0] / devices.len();
+    let [items, count] = [BATCH[0], devices.len()];
     let part = |(index, device): (usize, &Device)| {
-        let of = |tensor: &Tensor<2, Int>| {
-            tensor.clone().slice(index * count..(index + 1) * count).to_device(device)
-        };
-        ((of(tokens), of(next)), count)
+        let rows = items * index / count..items * (index + 1) / count;
+        let of = |tensor: &Tensor<2, Int>| tensor.clone().slice(rows.clone()).to_device(device);
+        ((of(tokens), of(next)), rows.len())
     };
     devices.iter().enumerate().map(part).collect()
 }

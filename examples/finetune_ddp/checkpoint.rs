@@ -60,7 +60,9 @@ impl Checkpoint {
         optimizer.save(partial.join(OPTIMIZER))?;
         fs::write(partial.join(RUN), &self.run)?;
         // The files must be on disk before the folder has its name.
-        [file, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
+        // (Windows writes only files that are open for writing.)
+        let on_disk = |file| File::options().write(true).open(partial.join(file))?.sync_all();
+        [file, OPTIMIZER, RUN].into_iter().try_for_each(on_disk)?;
         fs::rename(&partial, self.of(steps))?;
         match before.filter(|before| *before != steps) {
             Some(before) => Ok(fs::remove_dir_all(self.of(before))?),

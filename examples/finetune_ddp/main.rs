@@ -6,7 +6,8 @@
 //! frozen weights that it uses.
 //!
 //! `--model resnet` trains a residual network instead, whose batch norms have the statistics of the whole batch. `--timeout` bounds how long
-//! the program waits for a server. If one is lost, `--resume` goes on after the last checkpoint, with as many servers as there are.
+//! a step waits for a server. If one is lost, `--resume` goes on after the last checkpoint, with as many servers as there are. (Servers that
+//! are left do not find one that was restarted at its old address: restart all of them, or use another address.)
 //! `--limit` bounds the memory of each server on this machine.
 //!
 //! ```sh
@@ -52,7 +53,7 @@ struct Args {
     /// Servers to start on this machine, if there are no addresses.
     #[arg(long, default_value_t = 2)]
     local: usize,
-    /// Only serves this machine's device on a port (0: any), until it is stopped.
+    /// Only serves this machine's device on a port (0: any, for this machine only), until it is stopped.
     #[arg(long, value_name = "PORT", conflicts_with_all = ["servers", "resume", "compare"])]
     serve: Option<u16>,
     /// What is trained.
@@ -101,7 +102,7 @@ struct Args {
     /// The most MiB of frozen weights that are on their way to each server. Without a bound, servers keep what they send for longer.
     #[arg(long, value_name = "MIB")]
     read_ahead: Option<u64>,
-    /// How long to wait for servers, in seconds. Without, until each answers or is gone.
+    /// How long a step waits for servers, in seconds. Without, until each answers or is gone.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
     /// The most MiB of address space that each server on this machine may have, as `ulimit -v` bounds it.
@@ -154,6 +155,7 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
         devices.collect::<Result<Vec<Device>, String>>()
     };
     let devices = of_servers(0)?;
+    let mut names: Vec<(Device, String)> = devices.iter().cloned().zip(addresses.iter().cloned()).collect();
     let idle: Vec<Option<u64>> = local.iter().map(LocalServer::peak).collect();
     if args.batch_size < devices.len() {
         return Err(format!("{} servers for {} items in a batch", devices.len(), args.batch_size).into());
@@ -166,11 +168,13 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
     let model = match args.shard.contains(&Shard::Frozen) {
         false => task.adapted(in_memory.clone()),
         true => {
-            let mut options = FrozenOptions::new().with_min_bytes(0).with_budget(args.budget << 20);
+            let mut options = FrozenOptions::new().with_min_bytes(0).with_budget(bytes(args.budget));
             if let Some(mib) = args.read_ahead {
-                options = options.with_read_ahead(mib << 20);
+                options = options.with_read_ahead(bytes(mib));
             }
-            let options = options.with_owners(of_servers(1)?);
+            let owners = of_servers(1)?;
+            names.extend(owners.iter().cloned().zip(addresses.iter().cloned()));
+            let options = options.with_owners(owners);
             task.adapted(shard_frozen(in_memory.clone(), &devices, &options)?)
         }
     };
@@ -220,7 +224,7 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
     let progress = ProgressBar::new(args.steps as u64).with_style(style).with_position(done as u64);
     let mut last_loss = f32::NAN;
     for step in done..args.steps {
-        let lost = |error| lost(error, step, &addresses, checkpoints.as_ref());
+        let lost = |error| lost(error, step, &names, checkpoints.as_ref());
         let batch = task.next(&host);
         let parts = divide::<T>(&batch, args.batch_size, replicas.devices());
         let (loss, gradients) = replicas.backward(parts, T::loss).map_err(lost)?;
@@ -241,7 +245,8 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
         progress.inc(1);
         last_loss = loss;
     }
-    replicas.sync()?; // before servers on this machine end
+    // Before servers on this machine end.
+    replicas.sync().map_err(|error| lost(error, args.steps - 1, &names, checkpoints.as_ref()))?;
     progress.finish_and_clear();
     println!("loss of step {}: {last_loss:.6}", args.steps);
     let (sent, steps) = (replicas.traffic(), (args.steps - done) as u64);
@@ -265,8 +270,8 @@ fn train<T: Task>(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn check(args: &Args) -> Result<(), Box<dyn Error>> {
-    if args.rank == 0 || args.length == 0 || args.batch_size == 0 || args.every == 0 {
-        return Err("rank, length, batch size and steps between checkpoints must be at least 1".into());
+    if [args.steps, args.rank, args.length, args.batch_size, args.every].contains(&0) {
+        return Err("steps, rank, length, batch size and steps between checkpoints must be at least 1".into());
     }
     if args.width == 0 || !args.width.is_multiple_of(2 * HEADS) {
         return Err(format!("the width must be a multiple of {}", 2 * HEADS).into());
@@ -292,21 +297,23 @@ fn replica_options(args: &Args) -> ReplicaOptions {
 }
 
 /// What to tell the user when servers are lost in a step.
-fn lost(error: ParallelError, step: usize, addresses: &[String], checkpoints: Option<&Checkpoint>) -> String {
+fn lost(
+    error: ParallelError,
+    step: usize,
+    names: &[(Device, String)],
+    checkpoints: Option<&Checkpoint>,
+) -> String {
+    let name = |device: &Device| match names.iter().find(|(named, _)| named == device) {
+        Some((_, address)) => address.clone(),
+        None => format!("{device:?}"),
+    };
     let reason = match &error {
         ParallelError::Devices { failed } => {
-            // Those that only own weights come after those of the replicas.
-            let of = |failure: &DeviceFailure| match addresses.get(failure.index) {
-                Some(address) => format!("\n{address}: {}", failure.error),
-                None => format!("\n{:?}: {}", failure.device, failure.error),
-            };
+            let of = |failure: &DeviceFailure| format!("\n{}: {}", name(&failure.device), failure.error);
             format!("the connection is lost to{}", failed.iter().map(of).collect::<String>())
         }
         ParallelError::TimedOut { devices, after } => {
-            let of = |&index: &usize| match addresses.get(index) {
-                Some(address) => format!("\n{address}"),
-                None => "\na server that has frozen weights".into(),
-            };
+            let of = |(_, device): &(usize, Device)| format!("\n{}", name(device));
             format!("no answer within {after:?} from{}", devices.iter().map(of).collect::<String>())
         }
         _ => error.to_string(),
@@ -316,6 +323,11 @@ fn lost(error: ParallelError, step: usize, addresses: &[String], checkpoints: Op
         None => String::new(),
     };
     format!("step {}: {reason}{go_on}", step + 1)
+}
+
+/// So many MiB.
+fn bytes(mib: u64) -> u64 {
+    mib.saturating_mul(1 << 20)
 }
 
 /// The parts of a batch, each on its device, with the number of its items.

@@ -45,7 +45,9 @@ impl LocalServer {
             None => Command::new(program),
             Some(mib) => {
                 let mut shell = Command::new("sh");
-                shell.args(["-c", &format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10)]).arg(program);
+                shell
+                    .args(["-c", &format!("ulimit -v {} && exec \"$0\" \"$@\"", mib.saturating_mul(1 << 10))])
+                    .arg(program);
                 // Freed memory returns to the system, and threads share what is reserved.
                 shell.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
                 shell

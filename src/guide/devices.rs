@@ -100,12 +100,18 @@
 //! error. In the last two cases, make new replicas from the last checkpoint, with more or fewer devices: records of the optimizer
 //! are whole. Gradients are sent in the backward pass, but states and parameters change in `update` alone.
 //! `cargo test --test parallel faults` has a replica panic at every moment of a step, and goes on with one, two and three devices.
-//! `cargo test --features remote-server --test remote faults` kills each of two servers, and one of three, at every moment of a step, with and
-//! without divided weights and synchronized batch norms: the error names the server, parameters are as before, and the run goes on from its
-//! checkpoint on the servers that are left. It also has servers stop, and go on after the time-out.
+//! `cargo test --features remote-server --test remote faults` kills each of two servers at every moment of a step, with and without divided
+//! weights and synchronized batch norms, and one of three at every fourth moment, with both: the error names the server, parameters are as
+//! before, and the run goes on from its checkpoint on the servers that are left. It also has servers stop, and go on after the time-out.
 //!
 //! A device may be lost with another one: Burn's server ends a session that needs a tensor of a server that is gone. So keep checkpoints in
 //! files, not on devices.
+//!
+//! A server of Burn 0.22.1 keeps its connection to another server for as long as it runs, and does not open a new one when that has failed
+//! (`channels` in `external_comm.rs` of burn-communication). So if you restart a server, give it another address, or restart the others,
+//! too: otherwise each later step fails on those that had a connection to it, and the error names them. A program that goes on without being
+//! restarted also needs another credential (`RemoteHost::with_credential`), since Burn goes on with a session of the same address and
+//! credential, though it is lost.
 //!
 //! [`with_timeout`](crate::parallel::ReplicaOptions::with_timeout) bounds how long `sync` waits for servers that neither answer nor
 //! close the connection, and how long replicas wait for each other and for divided frozen weights. A server that was only slow may answer

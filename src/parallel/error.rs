@@ -92,10 +92,10 @@ pub enum ParallelError {
         others: Vec<usize>,
     },
     /// Devices did not answer in [time](super::ReplicaOptions::with_timeout), or replicas did not come to a batch norm.
-    #[error("devices {devices:?} did not answer within {after:?}")]
+    #[error("no answer within {after:?} from {}", late(devices))]
     TimedOut {
-        /// Their positions. Devices that only own frozen weights come after those of the replicas.
-        devices: Vec<usize>,
+        /// Their positions, and the devices. Devices that only own frozen weights come after those of the replicas.
+        devices: Vec<(usize, Device)>,
         /// How long the others waited.
         after: Duration,
     },
@@ -143,6 +143,11 @@ impl fmt::Display for DeviceFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {} ({:?}) failed: {}", self.index, self.device, self.error)
     }
+}
+
+fn late(devices: &[(usize, Device)]) -> String {
+    let named = devices.iter().map(|(index, device)| format!("device {index} ({device:?})"));
+    named.collect::<Vec<_>>().join(", ")
 }
 
 fn list(failed: &[DeviceFailure]) -> String {

@@ -99,6 +99,7 @@ use burn::backend::DispatchDevice;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use burn_memsave_layers::backend::remote::TIMEOUT;
 use burn_memsave_layers::frozen::FrozenWeight;
 use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;
@@ -110,9 +111,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use traffic::Sent;
 use values::{Assign, Borrow, Lend, Lent, Trained};
-
-/// How long replicas wait for each other, and a failed step for servers, by default.
-const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One module on several devices, with the same parameters on each.
 ///
@@ -279,13 +277,16 @@ impl<M: Module> Replicas<M> {
         if parts.is_empty() || parts.len() > self.modules.len() {
             return Err(ParallelError::PartCount { parts: parts.len(), replicas: self.modules.len() });
         }
-        let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
-        if total == 0.0 {
+        // The sum of weights may not be finite, but that of their ratios is.
+        let largest = parts.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
+        if largest == 0.0 {
             return Err(PartsError::NoItems.into());
         }
+        let total: f64 = parts.iter().map(|(_, weight)| weight / largest).sum();
         // The mean loss of no items is NaN.
         let parts = parts.into_iter().enumerate().filter(|(_, (_, weight))| *weight > 0.0);
-        let parts: Vec<_> = parts.map(|(index, (part, weight))| (index, part, weight / total)).collect();
+        let parts: Vec<_> =
+            parts.map(|(index, (part, weight))| (index, part, weight / largest / total)).collect();
         self.naming_servers(|| match (&self.synchronized, &self.owners) {
             (Some(running), _) => self.backward_at_once(running, parts, loss),
             (None, None) => self.backward_to_first(parts, loss),

@@ -34,7 +34,7 @@ impl<M: Module> Replicas<M> {
             return step();
         }
         let devices = self.all_devices();
-        let position = |of: &Device| devices.iter().position(|device| is_same(device, of));
+        let position = |of: &Device| devices.iter().position(|device| *device == of);
         // Replicas wait for what others read.
         let timeout = self.timeout.or(self.synchronized.is_some().then_some(TIMEOUT));
         // A step changes nothing in the replicas before it has succeeded.
@@ -44,7 +44,7 @@ impl<M: Module> Replicas<M> {
             Ok(Err(ParallelError::Replica { .. })) => (),
             // Those that were late before may answer by now.
             Ok(Err(ParallelError::TimedOut { devices: late, .. })) => {
-                late.iter().for_each(|&index| faults.add(index, devices[index], None));
+                late.iter().for_each(|(index, device)| faults.add(*index, device, None));
             }
             Ok(_) => return ended.unwrap_or_else(|panic| resume_unwind(panic)),
             Err(panic) => {
@@ -67,15 +67,10 @@ impl<M: Module> Replicas<M> {
     fn all_devices(&self) -> Vec<&Device> {
         let mut devices: Vec<&Device> = self.devices.iter().collect();
         for weight in self.frozen.iter().filter_map(|weight| weight.on_device()) {
-            if !devices.iter().any(|device| is_same(device, weight.device())) {
+            if !devices.contains(&weight.device()) {
                 devices.push(weight.device());
             }
         }
         devices
     }
-}
-
-/// Whether two devices are the same, with autodiff or without.
-fn is_same(a: &Device, b: &Device) -> bool {
-    a.clone().without_autodiff() == b.clone().without_autodiff()
 }

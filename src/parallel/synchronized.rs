@@ -102,7 +102,7 @@ impl<M: Module> Replicas<M> {
                 all.push(given.map_err(|error| ParallelError::Loss { part, error })?);
             }
         }
-        let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect();
+        let of = |members: &[usize]| members.iter().map(|&member| replicas[member]).collect::<Vec<_>>();
         match exchange.failure() {
             None => Ok(all),
             Some(ExchangeError::NoAnswer(device)) => resume_unwind(device), // `naming_servers` catches it
@@ -115,7 +115,8 @@ impl<M: Module> Replicas<M> {
                 Err(ParallelError::Differ { index: replicas[member], others: of(&others) })
             }
             Some(ExchangeError::TimedOut { members, after }) => {
-                Err(ParallelError::TimedOut { devices: of(&members), after })
+                let named = |index: usize| (index, self.devices[index].clone());
+                Err(ParallelError::TimedOut { devices: of(&members).into_iter().map(named).collect(), after })
             }
         }
     }

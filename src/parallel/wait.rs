@@ -1,12 +1,12 @@
 //! Waits for devices, with a time-out for those of servers.
-use super::{DeviceFailure, ParallelError, TIMEOUT};
+use super::{DeviceFailure, ParallelError};
 use burn::tensor::{Device, ExecutionError};
 use burn_memsave_layers::backend::remote::{
-    Late, PANICKED, Patience, answered, elsewhere, remote_id, wake, without_thread,
+    Late, PANICKED, Patience, TIMEOUT, answered, elsewhere, remote_id, wake, without_thread,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 type Answered = Result<(), ExecutionError>;
@@ -29,7 +29,8 @@ impl Faults {
     /// The error that names all these devices. `after`: how long they were waited for.
     pub fn error(self, after: Duration) -> Result<(), ParallelError> {
         if self.0.values().all(|(_, error)| error.is_none()) {
-            let devices: Vec<usize> = self.0.into_keys().collect();
+            let devices: Vec<(usize, Device)> =
+                self.0.into_iter().map(|(index, (device, _))| (index, device)).collect();
             return if devices.is_empty() { Ok(()) } else { Err(ParallelError::TimedOut { devices, after }) };
         }
         let failure = |(index, (device, error)): (usize, (Device, Option<ExecutionError>))| {
@@ -56,11 +57,14 @@ pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults
     let is_remote = |index: &usize| remote_id(devices[*index]).is_some();
     let (remote, here): (Vec<usize>, Vec<usize>) = (0..devices.len()).partition(is_remote);
     let (sender, receiver) = mpsc::channel();
-    waiting.late.extend(remote.iter().map(|&index| (index, Arc::new(Late))));
+    waiting.late.extend(remote.iter().map(|&index| (index, Arc::default())));
     for index in remote {
         let (sender, device) = (sender.clone(), devices[index].clone().without_autodiff());
-        // The receiver may be gone when the device answers.
-        if let Err(error) = elsewhere(move || drop(sender.send((index, answered(&device))))) {
+        let hand_over = move |result: Option<Answered>| {
+            let result = result.unwrap_or_else(|| Err(with_reason(PANICKED.into())));
+            drop(sender.send((index, result))); // the receiver may be gone when the device answers
+        };
+        if let Err(error) = elsewhere(move || answered(&device), hand_over) {
             waiting.answers(index, Err(with_reason(without_thread(&error))));
         }
     }
@@ -94,12 +98,10 @@ impl Waiting<'_> {
             let wake =
                 || self.late.iter().for_each(|(&index, late)| wake(devices(), self.devices[index], late));
             match self.patience.receive(receiver, wake) {
-                Ok((index, result)) => self.answers(index, result),
-                Err(error) => {
-                    let error = (error == RecvTimeoutError::Disconnected).then_some(PANICKED);
+                Some((index, result)) => self.answers(index, result),
+                None => {
                     for index in std::mem::take(&mut self.late).into_keys() {
-                        let error = error.map(|reason| with_reason(reason.into()));
-                        self.faults.add(index, self.devices[index], error);
+                        self.faults.add(index, self.devices[index], None);
                     }
                 }
             }
@@ -117,7 +119,7 @@ mod tests {
         let devices = [&device; 3];
         let waiting = |late: &[usize], millis| {
             let patience = Patience::new(Some(Duration::from_millis(millis)));
-            let late = late.iter().map(|&index| (index, Arc::new(Late))).collect();
+            let late = late.iter().map(|&index| (index, Arc::default())).collect();
             Waiting { devices: &devices, late, faults: Faults::default(), patience }
         };
         let after = Duration::from_secs(1);
@@ -138,12 +140,7 @@ mod tests {
         let Err(ParallelError::TimedOut { devices: named, .. }) = late.faults.error(after) else {
             panic!("a time-out")
         };
-        assert_eq!(named, [1, 2]);
-
-        drop(sender); // as a thread that panicked
-        let mut failed = waiting(&[1], 600_000);
-        failed.for_answers(&receiver);
-        assert!(matches!(failed.faults.error(after), Err(ParallelError::Devices { .. })));
+        assert_eq!(named, [(1, device.clone()), (2, device.clone())]);
         assert!(wait_for(&devices, Some(after)).error(after).is_ok());
     }
 }

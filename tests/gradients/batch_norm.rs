@@ -237,6 +237,16 @@ mod batch_statistics {
         Check::new(inputs, Setting::of(DType::F64)).within(1e-8).compare::<3>(&ours, &stock);
     }
 
+    /// Although sums in f32 are rounded.
+    #[test]
+    fn normalizes_what_is_the_same_everywhere() {
+        let device = Device::flex().autodiff();
+        let [gamma, beta] = [3.0, 0.5].map(|value| Tensor::<1>::full([2], value, &device).require_grad());
+        let x = Tensor::<3>::full([1, 2, 25_088], 1000.1, &device);
+        let y = F::batch_norm_train(x, gamma, beta, EPSILON).output;
+        assert!(y.into_data().iter::<f32>().all(|y| y == 0.5));
+    }
+
     /// Two neighbouring numbers of half precision, whose mean is none: normalized they are -1 and 1.
     #[test]
     fn normalizes_with_a_mean_that_half_precision_lacks() {

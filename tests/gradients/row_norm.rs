@@ -1,7 +1,7 @@
 //! Compares layer, RMS, group and instance norm with stock Burn or with their formulas.
 use crate::batch_norm::with_gradient;
 use crate::common::*;
-use burn::tensor::{DType, Tensor, Tolerance, module};
+use burn::tensor::{DType, Device, Tensor, Tolerance, module};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
 
@@ -73,6 +73,19 @@ mod layer_norm {
         let mut inputs = inputs([8, 32], 32);
         inputs[0] = Input::between([8, 32], 999.0..1001.0);
         Check::new(inputs, Setting::of(DType::F64)).within(1e-8).compare::<2>(&ours, &stock);
+    }
+
+    /// Although sums in f32 are rounded. Long rows, few of which are divided among threads, too.
+    #[test]
+    fn normalizes_what_is_the_same_everywhere() {
+        let device = Device::flex().autodiff();
+        for length in [25_088, 200_003] {
+            let [gamma, beta] =
+                [3.0, 0.5].map(|value| Tensor::<1>::full([length], value, &device).require_grad());
+            let x = Tensor::<2>::full([2, length], 1000.1, &device);
+            let y = F::layer_norm(x, gamma, Some(beta), EPSILON);
+            assert!(y.into_data().iter::<f32>().all(|y| y == 0.5), "{length}");
+        }
     }
 
     #[test]

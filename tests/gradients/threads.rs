@@ -112,7 +112,15 @@ fn softmaxes_of_long_columns() {
         alike("softmax", (shape, dtype), &[], |x, _| F::softmax(x * 9.0, 1));
         alike("log_softmax", (shape, dtype), &[], |x, _| F::log_softmax(x * 9.0, 1));
     };
-    for shape in [[1, 70_001, 3], [1, 2100, 65], [2, 5000, 40], [1, 600, 1030], [3, 33_000, 2]] {
+    for shape in [
+        [1, 70_001, 3],
+        [1, 2100, 65],
+        [2, 5000, 40],
+        [1, 600, 1030],
+        [3, 33_000, 2],
+        [1, 2100, 1500],
+        [2, 3000, 200],
+    ] {
         [DType::F32, DType::BF16, DType::F64].into_iter().for_each(|dtype| compare(shape, dtype));
         alike("softmin", (shape, DType::F32), &[], |x, _| F::softmin(x, 1));
         alike("quiet_softmax", (shape, DType::F32), &[], |x, _| F::quiet_softmax(x, 1));

@@ -255,5 +255,8 @@ fn slow_replicas_are_named() {
         model.loss(item)
     };
     let refused = replicas.backward(divided(&batch, &[1, 2, 1], &devices(3)), slow).expect_err("too slow");
-    assert!(matches!(&refused, ParallelError::TimedOut { devices, .. } if devices == &[1]), "{refused}");
+    assert!(
+        matches!(&refused, ParallelError::TimedOut { devices, .. } if matches!(devices[..], [(1, _)])),
+        "{refused}"
+    );
 }

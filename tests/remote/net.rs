@@ -168,13 +168,15 @@ pub struct Moments {
     act: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// In which part of the step it was done.
     done: Mutex<Option<&'static str>>,
+    /// The part that the step came to last.
+    last: Mutex<Option<&'static str>>,
 }
 
 impl Moments {
     /// For as long as the process lives, since what is checkpointed cannot own them.
     pub fn new(at: usize, act: impl FnOnce() + Send + 'static) -> &'static Self {
-        let (count, done) = Default::default();
-        Box::leak(Box::new(Self { count, at, act: Mutex::new(Some(Box::new(act))), done }))
+        let (count, done, last) = Default::default();
+        Box::leak(Box::new(Self { count, at, act: Mutex::new(Some(Box::new(act))), done, last }))
     }
 
     pub fn none() -> &'static Self {
@@ -182,6 +184,7 @@ impl Moments {
     }
 
     pub fn pass(&self, part: &'static str) {
+        *self.last.lock().expect("no panic") = Some(part);
         if self.count.fetch_add(1, SeqCst) == self.at
             && let Some(act) = self.act.lock().expect("no panic").take()
         {
@@ -194,5 +197,9 @@ impl Moments {
 
     pub fn done(&self) -> Option<&'static str> {
         *self.done.lock().expect("no panic")
+    }
+
+    pub fn last(&self) -> Option<&'static str> {
+        *self.last.lock().expect("no panic")
     }
 }

@@ -2,8 +2,9 @@
 use burn::backend::{Backend, DeviceId, tensor::Device as BackendDevice};
 use burn::tensor::{Device, ExecutionError, StreamId, Tensor, TensorData};
 use core::cell::RefCell;
+use core::fmt;
 use core::time::Duration;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -42,6 +43,20 @@ thread_local! {
     static STEP: RefCell<Option<Step>> = const { RefCell::new(None) };
 }
 
+/// The step that this thread runs, set aside until this is dropped.
+struct Outer(Option<Step>);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        STEP.set(self.0.take());
+    }
+}
+
+/// Sets the step aside that this thread runs.
+pub(crate) fn set_aside() -> impl Sized {
+    Outer(STEP.take())
+}
+
 impl Step {
     /// A step on devices. Without a time-out, it waits until each answers or its server is gone.
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a Device>, timeout: Option<Duration>) -> Self {
@@ -56,12 +71,6 @@ impl Step {
 
     /// Runs a task of this step on this thread.
     pub fn run<R>(&self, task: impl FnOnce() -> R) -> R {
-        struct Outer(Option<Step>);
-        impl Drop for Outer {
-            fn drop(&mut self) {
-                STEP.set(self.0.take());
-            }
-        }
         let _outer = Outer(STEP.replace(Some(self.clone())));
         task()
     }
@@ -89,22 +98,35 @@ pub fn answer<T: Send + 'static>(
     task: impl FnOnce() -> Result<T, ExecutionError> + Send + 'static,
 ) -> Result<T, ExecutionError> {
     let Some(step) = Step::current().filter(|_| remote_id(device).is_some()) else { return task() };
+    enum Message<T> {
+        /// What the task returned, unless it panicked.
+        Answer(Option<T>),
+        /// Another device failed, and this one may wait for what that will never send.
+        OtherFailed,
+    }
     let (sender, receiver) = mpsc::channel();
-    let late = Arc::new(Late);
+    let other_failed = sender.clone();
+    let late = Arc::new(Late::telling(move || drop(other_failed.send(Message::OtherFailed))));
     // Nobody may wait for the answer any more.
-    let answer = elsewhere(move || drop(sender.send(task()))).map(|()| {
-        let wake = || wake(&*step.devices, device, &late);
-        Patience::new(step.timeout).receive(&receiver, wake)
-    });
-    let error = match answer {
-        Ok(Ok(Ok(answer))) => return Ok(answer),
-        Ok(Ok(Err(error))) => Some(error.to_string()),
-        Ok(Err(RecvTimeoutError::Timeout)) => None,
-        Ok(Err(RecvTimeoutError::Disconnected)) => Some(PANICKED.into()),
-        Err(error) => Some(without_thread(&error)),
+    let started = elsewhere(task, move |answer| drop(sender.send(Message::Answer(answer))));
+    let mut patience = Patience::new(step.timeout);
+    let error = loop {
+        if let Err(error) = &started {
+            break Some(without_thread(error));
+        }
+        match patience.receive(&receiver, || wake(&*step.devices, device, &late)) {
+            Some(Message::Answer(Some(Ok(answer)))) => return Ok(answer),
+            Some(Message::Answer(Some(Err(error)))) => break Some(error.to_string()),
+            Some(Message::Answer(None)) => break Some(PANICKED.into()),
+            Some(Message::OtherFailed) => patience.end_after(TIMEOUT),
+            None => break None,
+        }
     };
     resume_unwind(Box::new(NoAnswer { device: device.clone(), error }))
 }
+
+/// How long devices are waited for, by default, when another one has failed.
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The data of a tensor, which a task reads from a device: see [`answer`].
 ///
@@ -144,28 +166,57 @@ pub fn wake<'a>(from: impl IntoIterator<Item = &'a Device>, to: &Device, late: &
         if remote_id(&device).is_some() && device != to {
             let (to, late) = (to.clone(), Arc::downgrade(late));
             // Without a thread, nobody is woken.
-            drop(elsewhere(move || send_until_all_arrive(&device, &to, &late)));
+            drop(elsewhere(move || send_until_all_arrive(&device, &to, &late), drop));
         }
     }
 }
 
 /// Exists as long as a device is waited for.
-#[derive(Debug)]
-pub struct Late;
+#[derive(Default)]
+pub struct Late {
+    /// Is told that another device failed.
+    other_failed: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Late {
+    fn telling(other_failed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { other_failed: Some(Box::new(other_failed)) }
+    }
+}
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Late")
+    }
+}
+
+/// The most numbers on their way from one device to another. Requests for those that wait there already are not missed.
+const WINDOW: usize = 8;
 
 /// Sends numbers until all have arrived, as a request for one may be missed, too.
 fn send_until_all_arrive(from: &Device, to: &Device, late: &Weak<Late>) {
     let (sender, receiver) = mpsc::channel();
     let (mut on_way, mut pause) = (0, PAUSE);
-    while answered(from).is_ok() && (on_way > 0 || late.strong_count() > 0) {
-        let (number, sender) = (Tensor::<1>::zeros([1], from).to_device(to), sender.clone());
-        let receive = move || {
-            let _ = sender.send(number.try_into_data().is_ok()); // nobody waits for others if one fails
-        };
-        if elsewhere(receive).is_err() {
+    loop {
+        if answered(from).is_err() {
+            if let Some(tell) = late.upgrade().as_ref().and_then(|late| late.other_failed.as_ref()) {
+                tell();
+            }
             return;
         }
-        on_way += 1;
+        if on_way == 0 && late.strong_count() == 0 {
+            return;
+        }
+        if on_way < WINDOW {
+            let (number, sender) = (Tensor::<1>::zeros([1], from).to_device(to), sender.clone());
+            let receive = move || number.try_into_data().is_ok();
+            // Nobody waits for others if one fails.
+            let hand_over = move |arrived: Option<bool>| drop(sender.send(arrived.unwrap_or(false)));
+            if elsewhere(receive, hand_over).is_err() {
+                return;
+            }
+            on_way += 1;
+        }
         while let Ok(arrived) = receiver.recv_timeout(pause) {
             on_way -= 1;
             if !arrived || on_way == 0 {
@@ -179,17 +230,23 @@ fn send_until_all_arrive(from: &Device, to: &Device, late: &Weak<Late>) {
 /// How long to wait before others are woken.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Runs a task on a thread of its own, on the stream of this thread.
+/// Runs a task on a thread of its own, on the stream of this thread, which then hands over what the task returned, or `None` if it
+/// panicked.
 ///
 /// # Errors
 ///
 /// Returns an error if no thread can be started.
-pub fn elsewhere(task: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub fn elsewhere<R>(
+    task: impl FnOnce() -> R + Send + 'static,
+    hand_over: impl FnOnce(Option<R>) + Send + 'static,
+) -> io::Result<()> {
     let stream = StreamId::current();
-    thread::Builder::new().name("answer".into()).spawn(move || stream.executes(task)).map(drop)
+    // What the task holds is dropped with it.
+    let run = move || hand_over(catch_unwind(AssertUnwindSafe(|| stream.executes(task))).ok());
+    thread::Builder::new().name("answer".into()).spawn(run).map(drop)
 }
 
-/// Why there is no answer if the thread that waits ends without one.
+/// Why there is no answer if the thread that waits panics.
 pub const PANICKED: &str = "the thread that waited for it panicked";
 
 /// Why there is no answer without a thread to wait on.
@@ -218,12 +275,8 @@ impl Patience {
         self.deadline = self.deadline.or_else(|| Instant::now().checked_add(time));
     }
 
-    /// The next message. Calls `wake` once, after a pause.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error at the deadline, or if nobody can send any more.
-    pub fn receive<T>(&mut self, receiver: &Receiver<T>, wake: impl Fn()) -> Result<T, RecvTimeoutError> {
+    /// The next message. Calls `wake` once, after a pause. `None` at the deadline, or if nobody can send any more.
+    pub fn receive<T>(&mut self, receiver: &Receiver<T>, wake: impl Fn()) -> Option<T> {
         loop {
             let received = match self.wake_at.or(self.deadline) {
                 None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -231,7 +284,7 @@ impl Patience {
             };
             match received {
                 Err(RecvTimeoutError::Timeout) if self.wake_at.take().is_some() => wake(),
-                received => return received,
+                received => return received.ok(),
             }
         }
     }
@@ -240,6 +293,7 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apart;
     use std::cell::Cell;
 
     #[test]
@@ -248,14 +302,14 @@ mod tests {
         let wake = || woken.set(woken.get() + 1);
         let mut patience = Patience::new(Some(Duration::from_millis(40)));
         let (sender, receiver) = mpsc::channel();
-        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Timeout));
+        assert_eq!(patience.receive(&receiver, wake), None);
         // The time is that of all messages together. What has come by then is not lost.
         sender.send(5).expect("a receiver");
-        assert_eq!(patience.receive(&receiver, wake), Ok(5));
-        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Timeout));
+        assert_eq!(patience.receive(&receiver, wake), Some(5));
+        assert_eq!(patience.receive(&receiver, wake), None);
         drop(sender);
         let mut patience = Patience::new(None);
-        assert_eq!(patience.receive(&receiver, wake), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(patience.receive(&receiver, wake), None);
         assert_eq!(woken.get(), 1);
     }
 
@@ -267,12 +321,19 @@ mod tests {
         let failed = || Err(ExecutionError::WithContext { reason: "of a task".into() });
         step.run(|| {
             assert!(Step::current().is_some());
+            assert!(apart(Step::current).is_none() && Step::current().is_some());
             // On this machine, there is nothing to wait for.
             assert!(answer::<u8>(&device, failed).is_err());
         });
         assert!(Step::current().is_none());
         let (sender, receiver) = mpsc::channel();
-        elsewhere(move || sender.send(StreamId::current()).expect("a receiver")).expect("a thread");
-        assert_eq!(receiver.recv(), Ok(stream));
+        let hand_over = |sender: &mpsc::Sender<_>| {
+            let sender = sender.clone();
+            move |stream| sender.send(stream).expect("a receiver")
+        };
+        elsewhere(StreamId::current, hand_over(&sender)).expect("a thread");
+        assert_eq!(receiver.recv(), Ok(Some(stream)));
+        elsewhere(|| resume_unwind(Box::new("of the task")), hand_over(&sender)).expect("a thread");
+        assert_eq!(receiver.recv(), Ok(None));
     }
 }

@@ -86,10 +86,15 @@ impl Replaced {
     /// For this base. `look` tells if that is not known.
     fn of<const D: usize>(&self, base: &Tensor<D>, look: impl FnOnce() -> bool) -> bool {
         let node = node_id(base.clone());
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner); // replaced as a whole
-        match *known {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner); // replaced as a whole
+        let last = *known();
+        match last {
             Some((of, is_replaced)) if of == node => is_replaced,
-            _ => known.insert((node, look())).1,
+            _ => {
+                let is_replaced = look(); // nobody waits for the lock meanwhile
+                *known() = Some((node, is_replaced));
+                is_replaced
+            }
         }
     }
 

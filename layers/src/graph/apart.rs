@@ -1,7 +1,8 @@
 //! [`apart`]: runs a task outside of the scopes that its thread is in.
 use super::{exchange, held, ledger, policy, tape, update, watch};
+use crate::backend::remote;
 
-/// Runs a task outside of the scopes of policies, segments, ledgers, watches, updates and exchanges that its thread is in.
+/// Runs a task outside of the scopes of policies, segments, ledgers, watches, updates, exchanges and steps on servers that its thread is in.
 /// [`parallel::apart`](https://docs.rs/burn-memsave/latest/burn_memsave/parallel/fn.apart.html) does so for plans, too.
 pub fn apart<R>(task: impl FnOnce() -> R) -> R {
     let _segments = tape::set_aside();
@@ -11,6 +12,7 @@ pub fn apart<R>(task: impl FnOnce() -> R) -> R {
     let _watch = watch::set_aside();
     let _updates = update::set_aside();
     let _exchange = exchange::set_aside();
+    let _step = remote::set_aside();
     task()
 }
 

@@ -5,7 +5,7 @@ use super::{
     CpuElement,
     elementwise::Update,
     parallel::{self, Job, vectorized},
-    sums::Sum,
+    sums::{Sum, SumOfNear},
 };
 use burn::tensor::Shape;
 use core::ops::Range;
@@ -14,7 +14,7 @@ use core::ops::Range;
 /// number of threads.
 const PART: usize = 1 << 15;
 
-/// The same where a channel has one element per item: the sums of a further part are 3 % of its elements at most.
+/// The same where a channel has one element per item: the moments of a further part are 5 % of its elements at most.
 const PART_OF_ROWS: usize = 1 << 9;
 
 /// Elements of a channel in a block, at least, if there are as many.
@@ -49,6 +49,20 @@ impl<E: CpuElement> Terms<1> for Values<'_, E> {
         for ([sum], x) in sums.iter_mut().zip(&self.0[elements]) {
             *sum += x.widen().into_f64();
         }
+    }
+}
+
+/// The elements, nearly the same in a channel: see [`SumOfNear`].
+struct Near<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Terms<1> for Near<'_, E> {
+    fn of_plane(&self, _: usize, elements: Range<usize>) -> [f64; 1] {
+        [vectorized(SumOfNear(&self.0[elements]))]
+    }
+
+    #[inline(always)]
+    fn add_row(&self, first: usize, elements: Range<usize>, sums: &mut [[f64; 1]]) {
+        Values(self.0).add_row(first, elements, sums);
     }
 }
 
@@ -173,7 +187,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
                 sums.clear();
                 sums.resize(moments.len(), [0.0]);
             }
-            self.add_part(&part, first, &Values(self.values), &mut sums);
+            self.add_part(&part, first, &Near(self.values), &mut sums);
             means.clear();
             means.extend(sums.iter().map(|[sum]| <E::Acc as CpuElement>::from_f64(sum / count)));
             self.add_part(&part, first, &Squares { values: self.values, means: &means, first }, &mut squares);

@@ -96,6 +96,23 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
     }
 }
 
+/// The sum of values that may be nearly the same: of their distances from the first one, and of that one as often as there are values. So
+/// their mean is exact where all are the same. (A sum in f32 of 25,088 values of 1000.1 has a mean that is off by 0.015, whose square is many
+/// times the epsilon of a normalization.)
+pub(crate) struct SumOfNear<'a, E>(pub(crate) &'a [E]);
+
+impl<E: CpuElement> Job for SumOfNear<'_, E> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let first = self.0.first().map(|first| first.widen());
+        // Distances from infinities are no numbers, and those from very large numbers may be infinite.
+        let first = first.filter(|first| first.into_f64().abs() < 1e30).unwrap_or(<E::Acc as Zero>::zero());
+        sum(self.0, |x| x.widen() - first) + first.into_f64() * self.0.len() as f64
+    }
+}
+
 /// Adds numbers to sums, one to each.
 #[inline(always)]
 pub(crate) fn add_each<T: Copy + Add<Output = T>>(sums: &mut [T], numbers: &[T]) {
@@ -104,7 +121,8 @@ pub(crate) fn add_each<T: Copy + Add<Output = T>>(sums: &mut [T], numbers: &[T])
     }
 }
 
-/// Moves sums of a few elements, which were made in the type of these, to sums of many. Leaves zeros.
+/// Moves sums of a few elements, which were made in the type of these, to sums of many. Leaves zeros, where there
+/// is a sum.
 #[inline(always)]
 pub(crate) fn move_each<A: CpuElement>(few: &mut [A], sums: &mut [f64]) {
     for (few, sum) in few.iter_mut().zip(sums) {
@@ -278,6 +296,15 @@ mod tests {
             assert_eq!(ends.last(), Some(&len));
             assert!(parts.size <= if len <= LONG { LONG } else { PART + LANES }, "{len}: {parts:?}");
         }
+    }
+
+    #[test]
+    fn sums_of_near_values_are_exact() {
+        let sum = |values: &[f32]| SumOfNear(values).run();
+        assert_eq!(sum(&[1000.1; 25_088]), f64::from(1000.1_f32) * 25_088.0);
+        assert_eq!((sum(&[]), sum(&[f32::INFINITY, 1.0])), (0.0, f64::INFINITY));
+        assert!(sum(&[f32::NAN, 1.0]).is_nan() && sum(&[1.0, f32::NAN]).is_nan());
+        assert_eq!(sum(&[f32::MAX, f32::MIN]), 0.0);
     }
 
     /// All sums of a slice are those of its parts, to the last bit.

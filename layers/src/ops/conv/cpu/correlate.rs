@@ -2,7 +2,7 @@
 //! [`Canvas`], or block by block of a plane of a single row.
 //!
 //! Threads take channels, or where these are few, some bands or blocks of one, of any image. Then every piece has sums of its own, which
-//! are added up: how they are rounded depends on the number of threads. There are at most eight pieces for every thread, and of each its
+//! are added up: how they are rounded depends on the number of threads. There are fewer than sixteen pieces for every thread, and of each its
 //! sums, one per tap, are held until all are done.
 use super::{
     canvas::{Band, BandSize, Canvas},

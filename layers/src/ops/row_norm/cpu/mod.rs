@@ -13,7 +13,7 @@ use crate::backend::cpu::{
     parallel::{self, Work, vectorized},
     pieces,
     plan::{Division, Items},
-    sums::{Moments, Parts, Sum, add_each, move_each},
+    sums::{Moments, Parts, Sum, SumOfNear, add_each, move_each},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -89,7 +89,7 @@ impl<A: CpuElement<Acc = A>> Parameters<A> {
 #[inline(always)]
 pub(crate) fn statistics<E: CpuElement>(row: &[E], norm: &RowNorm) -> [E::Acc; 2] {
     let count = row.len() as f64;
-    let mean = if norm.centered { vectorized(Sum { values: row, f: |x: E| x.widen() }) / count } else { 0.0 };
+    let mean = if norm.centered { vectorized(SumOfNear(row)) / count } else { 0.0 };
     let mean = <E::Acc as CpuElement>::from_f64(mean);
     let squares = vectorized(Sum { values: row, f: |x: E| (x.widen() - mean) * (x.widen() - mean) });
     [mean, <E::Acc as CpuElement>::from_f64((squares / count + norm.epsilon).sqrt().recip())]
@@ -101,8 +101,7 @@ fn statistics_in_parts<E: CpuElement>(x: &[E], norm: &RowNorm, rows: &LongRows) 
     let count = size as f64;
     let mut statistics = vec![[<E::Acc as Zero>::zero(); 2]; x.len() / size];
     if norm.centered {
-        let sums =
-            rows.sums(statistics.len(), |_, part| vectorized(Sum { values: &x[part], f: |x: E| x.widen() }));
+        let sums = rows.sums(statistics.len(), |_, part| vectorized(SumOfNear(&x[part])));
         statistics.iter_mut().zip(sums).for_each(|([mean, _], sum)| *mean = number(sum / count));
     }
     let squares = rows.sums(statistics.len(), |row, part| {

@@ -21,7 +21,11 @@ const STRIP: usize = 1 << 16;
 const WIDEST: usize = 1 << 10;
 const NARROWEST: usize = 1 << 6;
 
-/// With so many turns more, strips are even.
+/// The columns of a strip, at least, that is not cut into parts although it does not stay in the cache: narrower ones would read memory in
+/// too short rows.
+const WIDE: usize = 1 << 8;
+
+/// Strips that are not even are made narrower, so that threads take up to so many turns more.
 const MORE_TURNS: usize = 4;
 
 /// The least rows of a part: its sums are 1/128 of it in f32, 1/64 in half precision.
@@ -56,15 +60,26 @@ impl Blocks {
 
     /// Columns of a strip, for so many threads.
     fn width(self, threads: usize) -> usize {
-        let SoftmaxAxis { length, inner } = self.axis;
-        let cached = STRIP / length.max(1);
-        // If nothing stays in the cache until it is read again, strips should be wide, so parts of strips are for other threads.
-        let is_cached = cached >= NARROWEST;
-        let parts = if is_cached { 1 } else { length.div_ceil(self.part()) };
+        let cached = STRIP / self.axis.length.max(1);
+        if cached >= NARROWEST {
+            return self.width_of(4, cached, 1, threads);
+        }
+        // Nothing stays in the cache until it is read again. If whole strips were narrow, wide ones are cut into parts.
+        let whole = self.width_of(1, WIDEST, 1, threads);
+        let strips = self.count * self.axis.inner.div_ceil(whole);
+        let together = (strips.div_ceil(threads) * threads * whole) as f64;
+        let is_even = together <= EVEN * (self.count * self.axis.inner) as f64;
+        match whole >= WIDE && is_even {
+            true => whole,
+            false => self.width_of(1, WIDEST, self.axis.length.div_ceil(self.part()), threads),
+        }
+    }
+
+    /// Columns of a strip, `most` at most, if a thread takes `each` strips or more, in so many parts.
+    fn width_of(self, each: usize, most: usize, parts: usize, threads: usize) -> usize {
+        let inner = self.axis.inner;
         let count = (self.count * parts).max(1);
-        // The width of a strip, with this many strips per thread.
-        let of_threads = |each: usize| inner.div_ceil((each * threads).div_ceil(count));
-        let width = if is_cached { cached.min(of_threads(4)) } else { of_threads(1) };
+        let width = most.min(inner.div_ceil((each * threads).div_ceil(count)));
         let width = width.next_multiple_of(NARROWEST).min(WIDEST);
         // Strips of equal width, as many as threads do in whole turns if they are not too narrow.
         let most = (inner / NARROWEST).max(1);

@@ -1,8 +1,8 @@
 //! The kernels on a CPU: fused loops. Along the last axis a row stays in the cache; along another axis, some columns do.
 //!
 //! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, or 24 (32) if columns are long; of 1024 columns
-//! at most. Where threads take parts of rows instead, there are 8 bytes for every column of every part: together a 64th of the tensor at most,
-//! and 1 MiB. Along the last axis, threads take parts of rows that are few and long, with a few numbers per part.
+//! at most. Where threads take parts of rows instead, there are 8 bytes for every column of every part, together a 64th of the tensor at most
+//! and 1 MiB, and 12 bytes for every column. Along the last axis, threads take parts of rows that are few and long, with a few numbers per part.
 mod columns;
 
 use super::{Softmax, SoftmaxKernels};
