@@ -97,29 +97,30 @@ pub fn answer<T: Send + 'static>(
     device: &Device,
     task: impl FnOnce() -> Result<T, ExecutionError> + Send + 'static,
 ) -> Result<T, ExecutionError> {
-    let Some(step) = Step::current().filter(|_| remote_id(device).is_some()) else { return task() };
     enum Message<T> {
         /// What the task returned, unless it panicked.
         Answer(Option<T>),
         /// Another device failed, and this one may wait for what that will never send.
         OtherFailed,
     }
+    let Some(step) = Step::current().filter(|_| remote_id(device).is_some()) else { return task() };
     let (sender, receiver) = mpsc::channel();
     let other_failed = sender.clone();
     let late = Arc::new(Late::telling(move || drop(other_failed.send(Message::OtherFailed))));
     // Nobody may wait for the answer any more.
-    let started = elsewhere(task, move |answer| drop(sender.send(Message::Answer(answer))));
-    let mut patience = Patience::new(step.timeout);
-    let error = loop {
-        if let Err(error) = &started {
-            break Some(without_thread(error));
-        }
-        match patience.receive(&receiver, || wake(&*step.devices, device, &late)) {
-            Some(Message::Answer(Some(Ok(answer)))) => return Ok(answer),
-            Some(Message::Answer(Some(Err(error)))) => break Some(error.to_string()),
-            Some(Message::Answer(None)) => break Some(PANICKED.into()),
-            Some(Message::OtherFailed) => patience.end_after(TIMEOUT),
-            None => break None,
+    let error = match elsewhere(task, move |answer| drop(sender.send(Message::Answer(answer)))) {
+        Err(error) => Some(without_thread(&error)),
+        Ok(()) => {
+            let mut patience = Patience::new(step.timeout);
+            loop {
+                match patience.receive(&receiver, || wake(&*step.devices, device, &late)) {
+                    Some(Message::Answer(Some(Ok(answer)))) => return Ok(answer),
+                    Some(Message::Answer(Some(Err(error)))) => break Some(error.to_string()),
+                    Some(Message::Answer(None)) => break Some(PANICKED.into()),
+                    Some(Message::OtherFailed) => patience.end_after(TIMEOUT),
+                    None => break None,
+                }
+            }
         }
     };
     resume_unwind(Box::new(NoAnswer { device: device.clone(), error }))
@@ -166,7 +167,7 @@ pub fn wake<'a>(from: impl IntoIterator<Item = &'a Device>, to: &Device, late: &
         if remote_id(&device).is_some() && device != to {
             let (to, late) = (to.clone(), Arc::downgrade(late));
             // Without a thread, nobody is woken.
-            drop(elsewhere(move || send_until_all_arrive(&device, &to, &late), drop));
+            drop(elsewhere(move || send_until_all_arrive(&device, &to, &late), |_| ()));
         }
     }
 }
@@ -210,8 +211,9 @@ fn send_until_all_arrive(from: &Device, to: &Device, late: &Weak<Late>) {
         if on_way < WINDOW {
             let (number, sender) = (Tensor::<1>::zeros([1], from).to_device(to), sender.clone());
             let receive = move || number.try_into_data().is_ok();
-            // Nobody waits for others if one fails.
-            let hand_over = move |arrived: Option<bool>| drop(sender.send(arrived.unwrap_or(false)));
+            let hand_over = move |arrived: Option<bool>| {
+                let _ = sender.send(arrived.unwrap_or(false)); // nobody waits for others if one fails
+            };
             if elsewhere(receive, hand_over).is_err() {
                 return;
             }
@@ -241,7 +243,6 @@ pub fn elsewhere<R>(
     hand_over: impl FnOnce(Option<R>) + Send + 'static,
 ) -> io::Result<()> {
     let stream = StreamId::current();
-    // What the task holds is dropped with it.
     let run = move || hand_over(catch_unwind(AssertUnwindSafe(|| stream.executes(task))).ok());
     thread::Builder::new().name("answer".into()).spawn(run).map(drop)
 }
