@@ -43,7 +43,7 @@
 //!
 //! | model | largest weight | 1 server | 2 with `--shard frozen,optimizer` | 4 with it |
 //! | --- | --- | --- | --- | --- |
-//! | 99 MiB: `--width 512 --blocks 8` | 2.7 MiB | 133 MiB | 90 MiB (0.68) | 80 MiB (0.60) |
+//! | 99 MiB: `--width 512 --blocks 8` | 2.7 MiB | 140 MiB | 100 MiB (0.71) | 88 MiB (0.63) |
 //! | 392 MiB: `--width 1024 --blocks 8` | 10.7 MiB | 460 MiB | 323 MiB (0.70) | 271 MiB (0.59) |
 //! | 463 MiB: `--width 256 --blocks 144` | 0.7 MiB | 641 MiB | 352 MiB (0.55) | 221 MiB (0.34) |
 //!
@@ -109,7 +109,7 @@
 //!
 //! A server of Burn 0.22.1 keeps its connection to another server for as long as it runs, and does not open a new one when that has failed
 //! (`channels` in `external_comm.rs` of burn-communication). So if you restart a server, give it another address, or restart the others,
-//! too: otherwise each later step fails on those that had a connection to it, and the error names them. A program that goes on without being
+//! too: otherwise each later step fails on those that had a connection to it, and the error names them, as `finetune_ddp --resume` showed. A program that goes on without being
 //! restarted also needs another credential (`RemoteHost::with_credential`), since Burn goes on with a session of the same address and
 //! credential, though it is lost.
 //!
