@@ -1,7 +1,8 @@
 //! Figures with lines or bars, as SVG and PNG.
 //!
 //! Burn is drawn orange, dashed and hollow, and ours blue, solid and filled, so that they also differ without colors. Where both are equal,
-//! the dashes lie on the line. Measurements of other frameworks are single hollow points in gray.
+//! the dashes lie on the line. Measurements of other frameworks are single hollow points in gray. All parts of a drawing share units and styles,
+//! and so one file.
 use plotters::backend::BitMapBackend;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
