@@ -1,7 +1,7 @@
 //! Finds the largest language model that 1, 2 and 4 compute servers with a given memory fine-tune with LoRA. Frozen weights, gradients and
 //! the state of the optimizer are divided among the servers. The memory is that of `ulimit -v`, which covers everything in a process.
 //!
-//! Each attempt starts new servers on this machine and trains three steps, whose losses must equal those of one device. The program itself
+//! Each attempt starts new servers on this machine and trains two steps, whose losses must equal those of one device. The program itself
 //! needs memory for twice the model. Only Linux limits the memory of a process.
 //!
 //! ```sh
@@ -35,7 +35,7 @@ struct Args {
     #[arg(long)]
     csv: Option<PathBuf>,
     /// The memory of each server, in MiB.
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     limit: u64,
     /// The numbers of servers, at most one per passage of the batch.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
@@ -53,7 +53,7 @@ struct Args {
 
 /// Passages in a batch, and tokens in a passage.
 const BATCH: [usize; 2] = [4, 16];
-const STEPS: usize = 3;
+const STEPS: usize = 2;
 /// Bounds the wait for servers that have no memory left.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -128,7 +128,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The largest model, to within a 32nd of its blocks.
+/// The largest model, to within a 16th of its blocks.
 fn largest(servers: usize, limit: u64) -> Result<Row, Box<dyn Error>> {
     let attempt = |blocks: usize| -> Result<Option<Outcome>, Box<dyn Error>> {
         let mut again = Command::new(std::env::current_exe()?);
@@ -146,7 +146,7 @@ fn largest(servers: usize, limit: u64) -> Result<Row, Box<dyn Error>> {
     // Weights alone do not fit into `above` blocks.
     let (mut fits, mut above) = (0, servers * ((limit << 20) / block_bytes()) as usize + 1);
     let mut best = None;
-    while above - fits > 1.max(fits / 32) {
+    while above - fits > 1.max(fits / 16) {
         let blocks = fits + (above - fits) / 2;
         match attempt(blocks)? {
             Some(outcome) => (fits, best) = (blocks, Some(outcome)),
