@@ -6,6 +6,7 @@
 //!
 //! ```sh
 //! cargo bench --features remote-server --bench servers -- --csv paper/recorded/servers.csv
+//! cargo bench --features remote-server --bench servers -- --servers 4 --limit 768 --blocks 182   # one attempt
 //! ```
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
@@ -35,7 +36,7 @@ struct Args {
     #[arg(long)]
     csv: Option<PathBuf>,
     /// The memory of each server, in MiB.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     limit: u64,
     /// The numbers of servers, at most one per passage of the batch.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
@@ -46,13 +47,13 @@ struct Args {
     /// Serves this machine's device, in a process of its own.
     #[arg(long, hide = true)]
     serve: Option<u16>,
-    /// Trains a model of so many blocks, in a process of its own.
-    #[arg(long, hide = true)]
+    /// Only trains a model of so many blocks, and prints the peak of the largest server and the seconds of a step.
+    #[arg(long)]
     blocks: Option<usize>,
 }
 
 /// Passages in a batch, and tokens in a passage.
-const BATCH: [usize; 2] = [4, 16];
+const BATCH: [usize; 2] = [4, 8];
 const STEPS: usize = 2;
 /// Bounds the wait for servers that have no memory left.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -92,16 +93,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(port) = args.serve {
         return serve(port);
     }
-    if let Some(blocks) = args.blocks {
-        let &[servers] = args.servers.as_slice() else { return Err("one number of servers".into()) };
-        println!("{}", serde_json::to_string(&train(blocks, servers, args.limit)?)?);
-        return Ok(());
-    }
     if args.servers.iter().any(|count| !(1..=BATCH[0]).contains(count)) {
         return Err(format!("--servers: 1 to {} each", BATCH[0]).into());
     }
     if !cfg!(target_os = "linux") {
         return Err("only Linux limits the memory of a process".into());
+    }
+    if let Some(blocks) = args.blocks {
+        let &[servers] = args.servers.as_slice() else {
+            return Err("--blocks: one number of servers".into());
+        };
+        println!("{}", serde_json::to_string(&train(blocks, servers, args.limit)?)?);
+        return Ok(());
     }
     let rows = args.servers.iter().map(|&servers| largest(servers, args.limit));
     let rows = rows.collect::<Result<Vec<Row>, Box<dyn Error>>>()?;
@@ -188,7 +191,7 @@ fn train(blocks: usize, servers: usize, limit: u64) -> Result<Outcome, Box<dyn E
     };
     let projections =
         ParamGroup::from_regex(r"^blocks\..*\.weight$").map_err(|error| format!("{error:?}"))?;
-    let lora = Lora::new(8, 16.0).set_param_group(projections);
+    let lora = Lora::new(2, 4.0).set_param_group(projections);
     let divided = divided.apply_lora(lora.clone());
     // Both begin with the same adapters.
     let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
