@@ -138,12 +138,9 @@ fn largest(servers: usize, limit: u64) -> Result<Row, Box<dyn Error>> {
         again.args(["--blocks", &blocks.to_string(), "--servers", &servers.to_string()]);
         let output = again.args(["--limit", &limit.to_string()]).stderr(Stdio::piped()).output()?;
         let outcome = serde_json::from_slice(&output.stdout).ok();
-        match outcome {
-            Some(_) => eprintln!("{servers} servers, {blocks} blocks: trained"),
-            None => {
-                eprintln!("{servers} servers, {blocks} blocks: {}", String::from_utf8_lossy(&output.stderr))
-            }
-        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let ended = if outcome.is_some() { "trained" } else { said.lines().next().unwrap_or("failed") };
+        eprintln!("{servers} servers, {blocks} blocks: {ended}");
         Ok(outcome)
     };
     // Weights alone do not fit into `above` blocks.
