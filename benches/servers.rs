@@ -6,7 +6,7 @@
 //!
 //! ```sh
 //! cargo bench --features remote-server --bench servers -- --csv paper/recorded/servers.csv
-//! cargo bench --features remote-server --bench servers -- --servers 4 --limit 768 --blocks 182   # one attempt
+//! cargo bench --features remote-server --bench servers -- --servers 4 --limit 1024 --blocks 242   # one attempt
 //! ```
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
@@ -55,8 +55,10 @@ struct Args {
 /// Passages in a batch, and tokens in a passage.
 const BATCH: [usize; 2] = [4, 8];
 const STEPS: usize = 2;
-/// Bounds the wait for servers that have no memory left.
-const TIMEOUT: Duration = Duration::from_secs(120);
+/// Bounds the wait for servers that have no memory left to send something, and live on.
+fn timeout(blocks: usize) -> Duration {
+    Duration::from_secs(60 + 2 * blocks as u64)
+}
 
 fn size(blocks: usize) -> Size {
     Size { vocabulary: 64, width: 512, heads: 8, hidden: 1376, blocks, length: BATCH[1] }
@@ -139,7 +141,11 @@ fn largest(servers: usize, limit: u64) -> Result<Row, Box<dyn Error>> {
         let output = again.args(["--limit", &limit.to_string()]).stderr(Stdio::piped()).output()?;
         let outcome = serde_json::from_slice(&output.stdout).ok();
         let said = String::from_utf8_lossy(&output.stderr);
-        let ended = if outcome.is_some() { "trained" } else { said.lines().next().unwrap_or("failed") };
+        let ended = if outcome.is_some() {
+            "trained"
+        } else {
+            said.lines().find(|line| !line.is_empty()).unwrap_or("failed")
+        };
         eprintln!("{servers} servers, {blocks} blocks: {ended}");
         Ok(outcome)
     };
@@ -194,7 +200,7 @@ fn train(blocks: usize, servers: usize, limit: u64) -> Result<Outcome, Box<dyn E
     let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
     let adapters = divided.clone().into_record_group(adapters).allow_partial(true);
     let mut one = model.apply_lora(lora).load_record(adapters);
-    let options = ReplicaOptions::new().with_sharded_optimizer().with_timeout(TIMEOUT);
+    let options = ReplicaOptions::new().with_sharded_optimizer().with_timeout(timeout(blocks));
     let mut replicas = Replicas::with_options(&divided, devices, &options)?;
     drop(divided);
     let (mut optimizer, mut of_one) = (AdamConfig::new().init(), AdamConfig::new().init());
