@@ -116,6 +116,8 @@
 //! [`with_timeout`](crate::parallel::ReplicaOptions::with_timeout) bounds how long `sync` waits for servers that neither answer nor
 //! close the connection, and how long replicas wait for each other and for divided frozen weights. A server that was only slow may answer
 //! later, and the step can be run again. A read by your own code, such as that of the loss, is not bounded: call `sync` before it.
+//! A server of Burn 0.22.1 that has no memory left ends, which is an error at once, or, if it had none for a message, lives on without
+//! sending it (`expose_data` in `external_comm.rs` panics in a task): then only a time-out ends the step.
 //!
 //! # What is not divided
 //!
