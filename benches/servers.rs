@@ -6,7 +6,7 @@
 //!
 //! ```sh
 //! cargo bench --features remote-server --bench servers -- --csv paper/recorded/servers.csv
-//! cargo bench --features remote-server --bench servers -- --servers 4 --limit 1024 --blocks 242   # one attempt
+//! cargo bench --features remote-server --bench servers -- --servers 4 --limit 1024 --blocks 256   # one attempt
 //! ```
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
