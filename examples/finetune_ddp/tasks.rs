@@ -39,7 +39,7 @@ pub trait Task: Sized {
     /// What checkpoints save.
     const SAVED: Saved;
     /// Whether the gradient jumps: a rounding error can change the sign of the input of a ReLU. In a few steps, gradients then differ by
-    /// more than rounding errors, and after them two runs are different, so that only steps from the same values can be compared.
+    /// more than rounding errors, so that the median of all steps is judged.
     const HAS_JUMPS: bool;
 
     fn new(args: &Args) -> Result<Self, Box<dyn Error>>;
