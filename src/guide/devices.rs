@@ -70,6 +70,9 @@
 //! once; one that stays within the budget is not copied again. Burn's own layers keep their copy from the forward to the
 //! backward pass. Tied parameters are sent once.
 //!
+//! A step of `finetune_ddp` (0.5 MiB of weights, servers on this machine, two cores) takes 0.07 s on two servers without options, 0.08 s with
+//! a divided optimizer, and 0.14 s if frozen weights are divided, too; on four, 0.16, 0.18 and 0.30 s.
+//!
 //! With a divided optimizer, all forward passes run before the backward passes. So if several replicas are on one device, the
 //! graphs of all of them exist at once.
 //!
