@@ -55,6 +55,7 @@ struct Args {
 /// Passages in a batch, and tokens in a passage.
 const BATCH: [usize; 2] = [4, 8];
 const STEPS: usize = 2;
+
 /// Bounds the wait for servers that have no memory left to send something, and live on.
 fn timeout(blocks: usize) -> Duration {
     Duration::from_secs(60 + 2 * blocks as u64)
@@ -149,7 +150,7 @@ fn largest(servers: usize, limit: u64) -> Result<Row, Box<dyn Error>> {
         eprintln!("{servers} servers, {blocks} blocks: {ended}");
         Ok(outcome)
     };
-    // Weights alone do not fit into `above` blocks.
+    // The weights of `above` blocks do not fit, even without anything else.
     let (mut fits, mut above) = (0, servers * ((limit << 20) / block_bytes()) as usize + 1);
     let mut best = None;
     while above - fits > 1.max(fits / 16) {

@@ -10,8 +10,7 @@ const TOLERANCE: f32 = 1e-5;
 /// The same steps on one device, each from the values that the replicas have: of two runs, an optimizer such as Adam would make different ones,
 /// as it scales up gradients that are nothing but rounding errors.
 pub struct Comparison<T: Task> {
-    /// `None` within a step.
-    model: Option<T::Model>,
+    model: T::Model,
     trained: ParamGroup,
     /// Of each step.
     differences: Vec<f32>,
@@ -20,17 +19,15 @@ pub struct Comparison<T: Task> {
 impl<T: Task> Comparison<T> {
     /// `model`: on one device. `trained`: what the replicas train.
     pub fn new(model: T::Model, trained: ParamGroup) -> Self {
-        Self { model: Some(model), trained, differences: vec![] }
+        Self { model, trained, differences: vec![] }
     }
 
     /// Compares the gradients of a step. `of_replicas`: their module before the update.
     pub fn step(&mut self, batch: T::Batch, ours: &GradientsParams, of_replicas: &T::Model) {
-        let Some(model) = self.model.take() else { return };
         let values = of_replicas.clone().into_record_group(self.trained.clone());
-        let model = model.load_record(values.allow_partial(true));
+        let model = self.model.clone().load_record(values.allow_partial(true));
         let whole = GradientsParams::from_grads(T::loss(&model, batch).backward(), &model);
         self.differences.push(difference(&model, ours, &whole));
-        self.model = Some(model);
     }
 
     /// Reports the differences, which are an error if they are too large.

@@ -116,9 +116,9 @@
 //!
 //! A server of Burn 0.22.1 keeps its connection to another server for as long as it runs, and does not open a new one when that has failed
 //! (`channels` in `external_comm.rs` of burn-communication). So if you restart a server, give it another address, or restart the others,
-//! too: otherwise each later step fails on those that had a connection to it, and the error names them, as `finetune_ddp --resume` showed. A program that goes on without being
-//! restarted also needs another credential (`RemoteHost::with_credential`), since Burn goes on with a session of the same address and
-//! credential, though it is lost.
+//! too: otherwise each later step fails on those that had a connection to it, and the error names them, as `finetune_ddp --resume`
+//! showed. A program that goes on without being restarted also needs another credential (`RemoteHost::with_credential`), since Burn goes on
+//! with a session of the same address and credential, though it is lost.
 //!
 //! [`with_timeout`](crate::parallel::ReplicaOptions::with_timeout) bounds how long `sync` waits for servers that neither answer nor
 //! close the connection, and how long replicas wait for each other and for divided frozen weights. A server that was only slow may answer

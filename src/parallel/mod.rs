@@ -99,7 +99,6 @@ use burn::backend::DispatchDevice;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::backend::remote::TIMEOUT;
 use burn_memsave_layers::frozen::FrozenWeight;
 use burn_memsave_layers::graph::Updates;
 use burn_memsave_layers::visit::VisitPath;

@@ -1,9 +1,9 @@
 //! Steps on compute servers: what goes wrong because a server is gone or does not answer is an error that names its devices.
 use super::wait::{Faults, wait_for, with_reason};
-use super::{ParallelError, Replicas, TIMEOUT};
+use super::{ParallelError, Replicas};
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_memsave_layers::backend::remote::{NoAnswer, Step, remote_id};
+use burn_memsave_layers::backend::remote::{NoAnswer, Step, TIMEOUT, remote_id};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 impl<M: Module> Replicas<M> {

@@ -1,12 +1,12 @@
 //! Steps in which replicas compute at the same time, on threads of their own, so that a batch norm can have the statistics of the whole
 //! batch: each thread waits in a batch norm until all have come to it.
 use super::gradients::{Collected, OfReplica};
-use super::{Given, ParallelError, Replicas, TIMEOUT, forward_entered, passes};
+use super::{Given, ParallelError, Replicas, forward_entered, passes};
 use crate::gradient_steps::{Enter, leave};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_memsave_layers::backend::remote::data;
+use burn_memsave_layers::backend::remote::{TIMEOUT, data};
 use burn_memsave_layers::graph::{Exchange, ExchangeError, Member, Updates, is_thread_of_pool};
 use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::{BTreeMap, HashSet};

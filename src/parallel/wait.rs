@@ -60,10 +60,8 @@ pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults
     waiting.late.extend(remote.iter().map(|&index| (index, Arc::default())));
     for index in remote {
         let (sender, device) = (sender.clone(), devices[index].clone().without_autodiff());
-        let hand_over = move |result: Option<Answered>| {
-            let result = result.unwrap_or_else(|| Err(with_reason(PANICKED.into())));
-            drop(sender.send((index, result))); // the receiver may be gone when the device answers
-        };
+        // The receiver may be gone when the device answers.
+        let hand_over = move |result| drop(sender.send((index, answer_of(result))));
         if let Err(error) = elsewhere(move || answered(&device), hand_over) {
             waiting.answers(index, Err(with_reason(without_thread(&error))));
         }
@@ -72,6 +70,11 @@ pub(super) fn wait_for(devices: &[&Device], timeout: Option<Duration>) -> Faults
     here.into_iter().for_each(|index| waiting.answers(index, devices[index].sync()));
     waiting.for_answers(&receiver);
     waiting.faults
+}
+
+/// The answer that a thread waited for, or that it panicked.
+fn answer_of(result: Option<Answered>) -> Answered {
+    result.unwrap_or_else(|| Err(with_reason(PANICKED.into())))
 }
 
 /// Devices that are waited for.
@@ -141,6 +144,11 @@ mod tests {
             panic!("a time-out")
         };
         assert_eq!(named, [(1, device.clone()), (2, device.clone())]);
+
+        sender.send((1, answer_of(None))).expect("a receiver"); // a thread that panicked
+        let mut failed = waiting(&[1], 600_000);
+        failed.for_answers(&receiver);
+        assert!(matches!(failed.faults.error(after), Err(ParallelError::Devices { .. })));
         assert!(wait_for(&devices, Some(after)).error(after).is_ok());
     }
 }

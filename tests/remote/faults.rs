@@ -172,9 +172,9 @@ impl Run {
         moments.count.load(SeqCst)
     }
 
-    /// Checks that a failed step changed nothing, if the last part that it came to is before the update.
-    fn is_as_before(&self, last: Option<&str>) {
-        let Some(part @ ("parts" | "passes" | "gradients")) = last else { return };
+    /// Checks that a failed step changed nothing, if it failed in a part before the update.
+    fn is_as_before(&self, part: Option<&str>) {
+        let Some(part @ ("parts" | "passes" | "gradients")) = part else { return };
         let values = Values::of(self.replicas.module()).expect("the first device lives");
         assert_eq!(values.trained, self.before.trained);
         // The pass has succeeded when there are gradients.
@@ -300,7 +300,7 @@ fn killed(case: Case, timeout: Duration) -> Result<Option<&'static str>, String>
     let part = moments.done();
     // The first device may be lost with what it waited for.
     if failed.iter().all(|failure| failure.index != 0) {
-        run.is_as_before(moments.last());
+        run.is_as_before(part.or(moments.last()));
     }
     let last = run.checkpoints.last();
     let may_be_saved = part.is_none_or(|part| part == "saved");
@@ -319,7 +319,9 @@ fn stopped(case: Case, timeout: Duration) -> Result<Option<&'static str>, String
     let moments = Moments::new(case.at, move || server.stop());
     let error = run.go_on(moments).expect_err("it does not answer");
     let Some(part) = moments.done() else { return Err(error.to_string()) };
-    let is_named = matches!(&error, ParallelError::TimedOut { devices, .. } if devices.iter().any(|(_, device)| run.devices[case.to].contains(device)));
+    let is_of =
+        |(index, device): &(usize, Device)| *index == case.to && run.devices[case.to].contains(device);
+    let is_named = matches!(&error, ParallelError::TimedOut { devices, .. } if devices.iter().any(is_of));
     assert!(is_named, "{error}");
     // Tensors can be dropped meanwhile.
     let (module, (sender, receiver)) = (run.replicas.module().clone(), mpsc::channel());
@@ -331,7 +333,7 @@ fn stopped(case: Case, timeout: Duration) -> Result<Option<&'static str>, String
     receiver.recv_timeout(LONG).expect("nothing waits for the server");
     run.servers[case.to].go_on();
     run.replicas = run.setting.again(&module, &run.devices, LONG);
-    run.is_as_before(moments.last());
+    run.is_as_before(Some(part));
     let done = if part == "update" { 2 } else { 1 };
     for (at, expected) in expected(run.setting).into_iter().enumerate().skip(done) {
         let loss = step(&mut run.replicas, &mut run.optimizer, at, Moments::none()).expect("they answer");

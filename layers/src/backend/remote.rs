@@ -126,7 +126,7 @@ pub fn answer<T: Send + 'static>(
     resume_unwind(Box::new(NoAnswer { device: device.clone(), error }))
 }
 
-/// How long devices are waited for, by default, when another one has failed.
+/// How long devices are waited for, by default, when another one has failed, and how long replicas wait for each other.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The data of a tensor, which a task reads from a device: see [`answer`].
